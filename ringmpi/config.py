@@ -1,0 +1,266 @@
+"""Every parameter of a run, declared once.
+
+`Experiment` is the single source of the command line, of TOML files and of the record in the result
+file: an option is a field here, its default stands here, and its rule is checked here, before anything
+is communicated, so that every rank refuses alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, asdict, dataclass, field, fields
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS
+from ringmpi.devices import DEVICES, MAX_HEAD_DIM
+from ringmpi.errors import ConfigError, check_choice
+from ringmpi.layout import LAYOUTS
+from ringmpi.mask import Mask
+from ringmpi.schedule import METHODS
+from ringmpi.softmax import DTYPES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _option(
+    default: Any, kind: Callable[[str], Any], help_text: str, *, metavar: str = "", choices: Iterable[str] = ()
+) -> Any:
+    """Declare an option: how its text is read, and what a person is told about it."""
+    told = {"kind": kind, "help": help_text, "metavar": metavar, "choices": tuple(choices)}
+    return field(default=default, metadata=told)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run, all parameters resolved.
+
+    Made by `experiment_from`, which fills in what an input file says.
+
+    Raises
+    ------
+    ConfigError
+        If a parameter breaks a rule.
+    """
+
+    seq_len: int = _option(0, int, "length of generated inputs", metavar="N")
+    input: str | None = _option(
+        None,
+        str,
+        "HDF5 file with /q /k /v [batch, heads, tokens, head_dim] and optionally /documents",
+        metavar="FILE",
+    )
+    batch: int = _option(1, int, "sequences", metavar="B")
+    heads: int = _option(8, int, "query heads", metavar="H")
+    kv_heads: int = _option(0, int, "key and value heads [as many as query heads]", metavar="K")
+    head_dim: int = _option(64, int, "width of a head", metavar="D")
+    dtype: str = _option(
+        "float32", str, "of q, k and v; an input file is converted", choices=DTYPES
+    )
+    causal: bool = _option(False, bool, "a query sees no key after itself")
+    window: int | None = _option(
+        None, int, "previous keys that are visible beside the own one", metavar="W"
+    )
+    documents: tuple[int, ...] | None = _option(
+        None, _integers, "cumulative offsets, 0 to N; a query sees its document", metavar="0,I,..,N"
+    )
+    softmax_scale: float | None = _option(
+        None, float, "factor of the scores [head_dim ** -0.5]", metavar="X"
+    )
+    layout: str = _option(
+        "contiguous", str, "which positions a rank owns", choices=LAYOUTS
+    )
+    method: str = _option("ring", str, "how the blocks travel", choices=METHODS)
+    device: str = _option("auto", str, "what computes", choices=("auto", *DEVICES))
+    progress: str = _option(
+        "poll", str, "is MPI called while computing: between tiles, or not at all", choices=PROGRESS
+    )
+    repeats: int = _option(3, int, "timed passes", metavar="R")
+    warmup: int = _option(1, int, "passes before the timed ones", metavar="R")
+    seed: int = _option(0, int, "of generated inputs and of sampled rows", metavar="S")
+    timeout: float = _option(
+        60.0, float, "seconds without progress of any transfer after which to give up", metavar="T"
+    )
+    ranks: int | None = _option(None, int, "refuse to run at any other size", metavar="P")
+    check_transfers: bool = _option(False, bool, "checksum every block at every hop")
+    chunk_limit: int = _option(CHUNK_LIMIT, int, "bytes of the largest MPI message", metavar="BYTES")
+    verify: str = _option("full", str, "full, sample:ROWS or none", metavar="HOW")
+    store_inputs: bool = _option(False, bool, "put q, k and v into the result file too")
+    io: str = _option("gather", str, "how the ranks write the result file", choices=("gather",))
+    output: str | None = _option(
+        None, str, "result file [results/<name>.h5]", metavar="FILE"
+    )
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        for name, declared in options().items():
+            if declared.metadata["choices"]:
+                check_choice(name, getattr(self, name), declared.metadata["choices"])
+        Mask(self.causal, self.window, self.documents)
+        verify_rows(self.verify)
+        if self.heads % self.kv_heads:
+            raise ConfigError(
+                f"heads={self.heads} with kv_heads={self.kv_heads}: kv_heads must divide heads"
+            )
+        if self.documents is not None and self.documents[-1] != self.seq_len:
+            raise ConfigError(
+                f"documents={_shown(self.documents)}: the last offset must be the length of the "
+                f"sequence, {self.seq_len}"
+            )
+
+    @property
+    def name(self) -> str:
+        """What the run is, in a few words that a file can be called by."""
+        source = Path(self.input).stem if self.input else f"n{self.seq_len}"
+        heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}-{self.kv_heads}"
+        words = [self.method, source, f"b{self.batch}", heads, f"d{self.head_dim}", self.dtype]
+        words += ["causal"] if self.causal else []
+        words += [f"w{self.window}"] if self.window is not None else []
+        words += ["documents"] if self.documents else []
+        return "-".join([*words, self.layout])
+
+    def record(self) -> dict[str, Any]:
+        """Return all parameters by option name, fit for JSON."""
+        return asdict(self)
+
+
+def options() -> dict[str, Field[Any]]:
+    """Return the declared options by name."""
+    return {declared.name: declared for declared in fields(Experiment)}
+
+
+def verify_rows(verify: str) -> int | None:
+    """Return how many rows a ``--verify`` value asks for; None for all of them.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of ``full``, ``sample:ROWS`` and ``none``.
+
+    Examples
+    --------
+    >>> verify_rows("sample:16"), verify_rows("none"), verify_rows("full")
+    (16, 0, None)
+    """
+    if verify in ("full", "none"):
+        return None if verify == "full" else 0
+    kind, _, number = verify.partition(":")
+    if kind != "sample" or not number.isdigit() or int(number) < 1:
+        raise ConfigError(f"verify={verify!r}: use full, sample:ROWS (such as sample:256) or none")
+    return int(number)
+
+
+def experiment_from(given: Mapping[str, Any], found: Mapping[str, Any] | None = None) -> Experiment:
+    """Make an experiment of the options that somebody gave.
+
+    Parameters
+    ----------
+    given : mapping
+        Options by name, without those left at their default.
+    found : mapping, optional
+        What the input file says of itself. An option may repeat it but not contradict it, apart from
+        `dtype`, which asks for a conversion.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown, contradicts the input file, or breaks a rule.
+    """
+    values = dict(given)
+    for name in values:
+        if name not in options():
+            nearest = get_close_matches(name, options(), n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ConfigError(f"{name}: no such option{hint}")
+    if ("seq_len" in values) == ("input" in values) and found is None:
+        raise ConfigError("give either --seq-len N, for generated inputs, or --input FILE")
+    for name, value in (found or {}).items():
+        if name != "dtype" and values.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name}={_shown(values[name])}: {values.get('input')} has {name}={_shown(value)}; "
+                f"leave the option away"
+            )
+    values.setdefault("dtype", (found or {}).get("dtype", options()["dtype"].default))
+    if not values.get("kv_heads"):
+        values["kv_heads"] = values.get("heads", options()["heads"].default)
+    return Experiment(**values)
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """Return the options that a TOML file gives, by name.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, is not TOML, or gives a value of the wrong type.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            table = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"config={path}: {error}") from error
+    return {name.replace("-", "_"): _from_toml(path, name, value) for name, value in table.items()}
+
+
+def _from_toml(path: str, name: str, value: Any) -> Any:
+    declared = options().get(name.replace("-", "_"))
+    kind = declared.metadata["kind"] if declared else type(value)
+    if kind is _integers:
+        value = ",".join(map(str, value)) if isinstance(value, list) else value
+    elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ConfigError(f"{path}: {name}={value!r}: must be {kind.__name__}")
+    return parse(name, value) if isinstance(value, str) else value
+
+
+def parse(name: str, text: str) -> Any:
+    """Return the value of an option from its text.
+
+    Raises
+    ------
+    ConfigError
+        If the text is not of the option's kind.
+    """
+    declared = options().get(name.replace("-", "_"))
+    if declared is None:
+        return text
+    kind = declared.metadata["kind"]
+    try:
+        return kind(text)
+    except ValueError as error:
+        words = {int: "a whole number", float: "a number", _integers: "whole numbers like 0,512,769"}
+        raise ConfigError(f"{name}={text!r}: must be {words[kind]}") from error
+
+
+def _check_numbers(experiment: Experiment) -> None:
+    """Check every number against its range."""
+    at_least_one = ("seq_len", "batch", "heads", "kv_heads", "repeats", "chunk_limit")
+    for name in at_least_one:
+        if getattr(experiment, name) < 1:
+            raise ConfigError(f"{name}={getattr(experiment, name)}: must be 1 or more")
+    for name in ("warmup", "seed"):
+        if getattr(experiment, name) < 0:
+            raise ConfigError(f"{name}={getattr(experiment, name)}: must be 0 or more")
+    if not 1 <= experiment.head_dim <= MAX_HEAD_DIM:
+        raise ConfigError(f"head_dim={experiment.head_dim}: must be from 1 to {MAX_HEAD_DIM}")
+    if experiment.ranks is not None and experiment.ranks < 1:
+        raise ConfigError(f"ranks={experiment.ranks}: must be 1 or more")
+    if not (isfinite(experiment.timeout) and experiment.timeout > 0):
+        raise ConfigError(f"timeout={experiment.timeout}: must be a positive number of seconds")
+    if experiment.softmax_scale is not None and not isfinite(experiment.softmax_scale):
+        raise ConfigError(f"softmax_scale={experiment.softmax_scale}: must be finite")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,232 @@
+"""The inputs q, k and v, by global position.
+
+Any rank can make or read any rows, so every rank count and every layout sees the same problem, and a
+verifier needs nothing from the ranks that it judges.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmpi.config import Experiment
+from ringmpi.errors import ConfigError
+from ringmpi.layout import Runs
+from ringmpi.softmax import DTYPES
+
+Array = NDArray[Any]
+
+TENSORS = ("q", "k", "v")
+
+#: Values that are made or read at a time when a whole tensor is walked through: 32 MiB of float32.
+PIECE_VALUES = 2**23
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name; bfloat16 comes from ml_dtypes, which is loaded only for it.
+
+    >>> numpy_dtype("bfloat16").itemsize
+    2
+    """
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+class Problem(Protocol):
+    """Somewhere that rows of q, k and v come from. Every method is local."""
+
+    def heads_of(self, tensor: str) -> int:
+        """Return the number of heads of a tensor."""
+
+    def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
+        """Return rows, shape (len(batch), len(heads), sum of run lengths, head_dim)."""
+
+
+class Generated:
+    """Values that are a function of (seed, tensor, batch, head, position) alone.
+
+    Each row is read from a counter-based generator (Philox 4x64, Salmon et al. 2011) keyed by the
+    first four, at a counter given by the position. A value is the sum of four 16-bit integers, centred
+    and scaled to variance 1: close to normal, within 3.5 of 0, and made without any transcendental
+    function, so that it has the same bits on every machine.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._dtype = numpy_dtype(experiment.dtype)
+
+    def heads_of(self, tensor: str) -> int:
+        """Return the number of heads of a tensor."""
+        return self._experiment.heads if tensor == "q" else self._experiment.kv_heads
+
+    def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
+        """Return generated rows."""
+        tokens, width = sum(map(len, runs)), self._experiment.head_dim
+        rows = np.empty((len(batch), len(heads), tokens, width), self._dtype)
+        for b in batch:
+            for head in heads:
+                found = self._one_head(tensor, b, head, runs)
+                np.copyto(rows[b - batch.start, head - heads.start], found, casting="unsafe")
+        return rows
+
+    def _one_head(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
+        width = self._experiment.head_dim
+        blocks = -(-width // 4)  # A counter gives four words, a word one value.
+        entropy = [self._experiment.seed, TENSORS.index(tensor), batch, head]
+        key = np.random.SeedSequence(entropy).generate_state(2, np.uint64)
+        words = []
+        for run in runs:
+            # Neighbours in the sequence are neighbours in the counter, so one call makes a whole run.
+            spans = [run] if run.step == 1 else [range(at, at + 1) for at in run]
+            for span in spans:
+                bits = np.random.Philox(key=key, counter=span.start * blocks)
+                words.append(bits.random_raw(len(span) * blocks * 4))
+        raw = np.concatenate(words) if words else np.empty(0, np.uint64)
+        quarters = raw.view(np.uint16).reshape(-1, blocks * 4, 4)[:, :width]
+        total = quarters.sum(axis=-1, dtype=np.int32)
+        # Four uniform integers below 2**16 have mean 2 * (2**16 - 1) and variance (2**32 - 1) / 3.
+        return (total - 2 * (2**16 - 1)) * np.float64(((2**32 - 1) / 3) ** -0.5)
+
+
+class FromFile:
+    """Rows of a user's HDF5 file; only those asked for are read, and converted where asked to.
+
+    The file is opened for reading only, and without a lock where the file system has none.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        assert experiment.input is not None  # `problem_of` asks only where there is one.
+        self._path = experiment.input
+        self._dtype = numpy_dtype(experiment.dtype)
+        self._heads = {"q": experiment.heads, "k": experiment.kv_heads, "v": experiment.kv_heads}
+        self._file = open_input(self._path)
+
+    def heads_of(self, tensor: str) -> int:
+        """Return the number of heads of a tensor."""
+        return self._heads[tensor]
+
+    def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
+        """Return rows from the file."""
+        dataset = self._file[tensor]
+        tokens = sum(map(len, runs))
+        rows = np.empty((len(batch), len(heads), tokens, dataset.shape[3]), self._dtype)
+        at = 0
+        for run in runs:
+            piece = dataset[
+                batch.start : batch.stop, heads.start : heads.stop, run.start : run.stop : run.step
+            ]
+            if stored_dtype(dataset) == "bfloat16":
+                piece = piece.view(numpy_dtype("bfloat16"))
+            rows[:, :, at : at + len(run)] = piece.astype(self._dtype)
+            at += len(run)
+        return rows
+
+
+def problem_of(experiment: Experiment) -> Problem:
+    """Return where the rows of an experiment come from. Local."""
+    return FromFile(experiment) if experiment.input else Generated(experiment)
+
+
+def shard_of(problem: Problem, tensor: str, runs: Runs, batch: int) -> Array:
+    """Return all heads of some rows, shape (batch, heads, tokens, head_dim). Local."""
+    return problem.rows(tensor, runs, range(problem.heads_of(tensor)), range(batch))
+
+
+def pieces_of(seq_len: int, width: int) -> Iterator[range]:
+    """Yield the positions of a sequence in pieces of bounded size, for rows of `width` values."""
+    tokens = max(1, PIECE_VALUES // width)
+    for start in range(0, seq_len, tokens):
+        yield range(start, min(seq_len, start + tokens))
+
+
+def sha256_of(problem: Problem, tensor: str, experiment: Experiment) -> str:
+    """Return the SHA-256 of a whole tensor's bytes in C order, little-endian. Local.
+
+    The tensor is walked through head by head in pieces, never held.
+    """
+    digest = hashlib.sha256()
+    for batch in range(experiment.batch):
+        for head in range(problem.heads_of(tensor)):
+            for piece in pieces_of(experiment.seq_len, experiment.head_dim):
+                one = range(batch, batch + 1), range(head, head + 1)
+                rows = problem.rows(tensor, (piece,), one[1], one[0])
+                digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def stored_dtype(dataset: Any) -> str:
+    """Return the name of the dtype of a dataset; bfloat16 is stored as uint16 with a mark."""
+    marked = dataset.attrs.get("dtype")
+    return str(marked) if marked is not None else str(dataset.dtype.name)
+
+
+def open_input(path: str) -> Any:
+    """Open an HDF5 file for reading. Local.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be opened or is not HDF5.
+    """
+    import h5py
+
+    if not Path(path).is_file():
+        raise ConfigError(f"input={path}: no such file")
+    try:
+        return h5py.File(path, "r")
+    except BlockingIOError:
+        # A writer holds the lock. The rows were complete before this run began, so reading is safe.
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise ConfigError(f"input={path}: cannot be read as HDF5: {error}") from error
+
+
+def describe_input(path: str) -> dict[str, Any]:
+    """Return what an input file says of itself, by option name. Local.
+
+    Raises
+    ------
+    ConfigError
+        If the file lacks q, k or v, or their shapes or dtypes do not belong together.
+    """
+    import h5py
+
+    with open_input(path) as file:
+        for name in TENSORS:
+            if not isinstance(file.get(name), h5py.Dataset):
+                raise ConfigError(f"input={path}: has no dataset /{name}; needs /q, /k and /v")
+        q, k, v = (file[name] for name in TENSORS)
+        shapes = ", ".join(f"/{name} {file[name].shape}" for name in TENSORS)
+        if any(tensor.ndim != 4 or 0 in tensor.shape for tensor in (q, k, v)):
+            raise ConfigError(f"input={path}: {shapes}: needs [batch, heads, tokens, head_dim]")
+        same = (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
+        if not same or k.shape != v.shape:
+            raise ConfigError(
+                f"input={path}: {shapes}: batch, tokens and head_dim must be alike, and the heads of "
+                f"/k and /v"
+            )
+        dtypes = {stored_dtype(tensor) for tensor in (q, k, v)}
+        if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+            raise ConfigError(
+                f"input={path}: dtypes {', '.join(sorted(dtypes))}: use one of {', '.join(DTYPES)} "
+                f"for all three (bfloat16 as uint16 with the attribute dtype)"
+            )
+        found = {
+            "batch": q.shape[0],
+            "heads": q.shape[1],
+            "kv_heads": k.shape[1],
+            "seq_len": q.shape[2],
+            "head_dim": q.shape[3],
+            "dtype": dtypes.pop(),
+        }
+        if "documents" in file:
+            found["documents"] = tuple(int(offset) for offset in file["documents"][:].ravel())
+        return found

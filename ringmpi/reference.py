@@ -1,0 +1,101 @@
+"""The judge: dense attention, one row after the other against every key.
+
+It shares nothing with what it judges: no schedule, no device, no softmax state, no tiles, and its own
+reading of the mask. A row is computed in two plain passes over the keys: its largest score first, then
+the sums, with that maximum fixed. Keys come in pieces only to bound memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+#: A piece of the keys: their positions, k and v of shape (tokens, head_dim).
+Piece = tuple[NDArray[np.int64], Array, Array]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which keys a query may see, and the factor of the scores."""
+
+    causal: bool
+    window: int | None
+    documents: Sequence[int] | None
+    softmax_scale: float
+
+    def hidden(self, queries: NDArray[np.int64], keys: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return the pairs that are not allowed, shape (queries, keys)."""
+        query, key = queries[:, None], keys[None, :]
+        hidden = np.zeros((len(queries), len(keys)), np.bool_)
+        if self.causal:
+            hidden |= key > query
+        if self.window is not None:
+            hidden |= key < query - self.window
+        if self.documents is not None:
+            of_query = sum((query >= offset).astype(int) for offset in self.documents)
+            of_key = sum((key >= offset).astype(int) for offset in self.documents)
+            hidden |= of_query != of_key
+        return hidden
+
+
+def attend(
+    q: Array,
+    positions: NDArray[np.int64],
+    pieces: Callable[[], Iterable[Piece]],
+    rule: Rule,
+    dtype: type[np.floating[Any]],
+) -> tuple[Array, Array]:
+    """Attend rows of one head to all keys of one KV head. Local.
+
+    Parameters
+    ----------
+    q : ndarray, shape (rows, head_dim)
+    positions : ndarray of int64, shape (rows,)
+        Global positions of the rows.
+    pieces : callable
+        Called twice, goes through all keys each time.
+    rule : Rule
+    dtype : type
+        What everything is computed in: float64 for the reference; the state's dtype for the plain
+        single-pass result that sets the bound.
+
+    Returns
+    -------
+    out : ndarray of `dtype`, shape (rows, head_dim)
+    lse : ndarray of `dtype`, shape (rows,)
+    """
+    q = q.astype(dtype)
+    scale = dtype(rule.softmax_scale)
+
+    def scores_of(keys: NDArray[np.int64], k: Array) -> Array:
+        scores: Array = (q @ k.astype(dtype).T) * scale
+        return np.where(rule.hidden(positions, keys), -np.inf, scores).astype(dtype)
+
+    largest = np.full(len(q), -np.inf, dtype)
+    for keys, k, _ in pieces():
+        largest = np.maximum(largest, scores_of(keys, k).max(axis=1))
+
+    shift = np.where(np.isneginf(largest), 0, largest)[:, None]
+    total = np.zeros(len(q), dtype)
+    out = np.zeros(q.shape, dtype)
+    for keys, k, v in pieces():
+        weights = np.exp(scores_of(keys, k) - shift)
+        total += weights.sum(axis=1)
+        out += _weighted(weights, v.astype(dtype), ~rule.hidden(positions, keys))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        out = np.where(total[:, None] == 0, 0, out / total[:, None]).astype(dtype)
+        lse = (largest + np.log(total)).astype(dtype)
+    return out, lse
+
+
+def _weighted(weights: Array, v: Array, allowed: NDArray[np.bool_]) -> Array:
+    """Return ``weights @ v`` over allowed pairs only, also where other values are NaN or infinite."""
+    if np.isfinite(v).all():
+        return np.asarray(weights @ v)
+    return np.stack([w[seen] @ v[seen] for w, seen in zip(weights, allowed, strict=True)])

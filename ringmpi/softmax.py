@@ -1,0 +1,121 @@
+r"""The running state of an online softmax, in its plainest form.
+
+Over the keys seen so far, with scores :math:`s_j`, a row keeps
+
+* ``row_max`` :math:`m = \max_j s_j`,
+* ``row_sum`` :math:`\ell = \sum_j e^{s_j - m}`,
+* ``acc`` :math:`a = \sum_j e^{s_j - m} v_j`,
+
+so that :math:`out = a / \ell` and :math:`lse = m + \ln \ell` (Milakov and Gimelshein 2018; Dao 2023).
+The state is left unnormalised until the end: to merge normalised results would round once a step, and
+the error would grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringmpi.errors import ShapeError
+
+Array = NDArray[Any]
+
+#: Names of the dtypes that q, k and v may have.
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+def state_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the state: float64 for float64, float32 for everything narrower.
+
+    >>> state_dtype(np.dtype("float16"))
+    dtype('float32')
+    """
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+@dataclass
+class State:
+    """A partial result over some of the keys.
+
+    Attributes
+    ----------
+    acc : ndarray, shape (batch, num_heads, rows, head_dim)
+    row_max, row_sum : ndarray, shape (batch, num_heads, rows)
+        All of one dtype. A row that has seen no key has ``row_max = -inf`` and zeros elsewhere.
+    """
+
+    acc: Array
+    row_max: Array
+    row_sum: Array
+
+    @classmethod
+    def identity(cls, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> State:
+        """Return the state over no key at all, for `acc` of the given shape. Local."""
+        return cls(
+            acc=np.zeros(shape, dtype),
+            row_max=np.full(shape[:-1], -np.inf, dtype),
+            row_sum=np.zeros(shape[:-1], dtype),
+        )
+
+
+def finite_shift(row_max: Array) -> Array:
+    """Return what to subtract from scores: the maximum, or 0 where no key was seen.
+
+    ``-inf - -inf`` would be NaN; with 0 the weights of such a row are ``exp(-inf) = 0``.
+    """
+    shift: Array = np.where(row_max == -np.inf, row_max.dtype.type(0), row_max)
+    return shift
+
+
+def merge(a: State, b: State) -> State:
+    r"""Combine two states over disjoint sets of keys. Local.
+
+    Returns
+    -------
+    State
+        Over the union. Merging with an identity gives back the other state, bit by bit.
+
+    Raises
+    ------
+    ShapeError
+        If shapes or dtypes differ.
+
+    Notes
+    -----
+    With :math:`m = \max(m_a, m_b)`, :math:`\ell = e^{m_a-m}\ell_a + e^{m_b-m}\ell_b`, and ``acc``
+    alike (Dao 2023, algorithm 1). Associative up to rounding only.
+    """
+    if a.acc.shape != b.acc.shape or a.acc.dtype != b.acc.dtype:
+        raise ShapeError(
+            f"states of {a.acc.shape} {a.acc.dtype} and {b.acc.shape} {b.acc.dtype}: "
+            f"only states of one shape and dtype can be merged"
+        )
+    row_max = np.maximum(a.row_max, b.row_max)
+    shift = finite_shift(row_max)
+    scale_a, scale_b = np.exp(a.row_max - shift), np.exp(b.row_max - shift)
+    return State(
+        acc=scale_a[..., None] * a.acc + scale_b[..., None] * b.acc,
+        row_max=row_max,
+        row_sum=scale_a * a.row_sum + scale_b * b.row_sum,
+    )
+
+
+def finish(state: State) -> tuple[Array, Array]:
+    """Turn a state into the attention output and its log-sum-exp, in place. Local.
+
+    Returns
+    -------
+    out : ndarray, shape (batch, num_heads, rows, head_dim)
+        The memory of ``state.acc``; 0 in rows that saw no key.
+    lse : ndarray, shape (batch, num_heads, rows)
+        Natural logarithm; ``-inf`` in rows that saw no key.
+    """
+    # The largest score adds exp(0) = 1, so a sum of 0 means that no key was seen.
+    seen = state.row_sum != 0
+    out = np.divide(state.acc, state.row_sum[..., None], out=state.acc, where=seen[..., None])
+    lse = np.log(state.row_sum, out=state.row_sum, where=seen)
+    lse += state.row_max
+    return out, lse

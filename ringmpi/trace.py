@@ -1,0 +1,105 @@
+"""What happened when: one record a step, on the rank's own clock.
+
+Measured runs fill a trace from the clock, simulated ones from a model; everything that reads traces
+(metrics, file, report) cannot tell which.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One column of a trace: its unit, and what it is."""
+
+    unit: str
+    description: str
+
+
+#: Moments, in the order in which they pass. `received` and `sent` are NaN in a step without transfers.
+MOMENTS = {
+    "started": Quantity("s", "the step begins"),
+    "posted": Quantity("s", "its sends and receives are posted"),
+    "launched": Quantity("s", "its compute begins"),
+    "compute_done": Quantity("s", "its compute is done"),
+    "received": Quantity("s", "the last receive is seen complete"),
+    "sent": Quantity("s", "the last send is seen complete"),
+    "step_end": Quantity("s", "the step ends"),
+}
+
+#: Counts. `computed_pairs` is what the device worked on; the surplus over `pairs` was masked.
+COUNTS = {
+    "bytes_sent": Quantity("B", "bytes passed to MPI for sending"),
+    "messages": Quantity("1", "messages passed to MPI for sending"),
+    "pairs": Quantity("1", "allowed query-key pairs, over batch and heads"),
+    "computed_pairs": Quantity("1", "pairs worked on, over batch and heads"),
+    "flops": Quantity("1", "4 * head_dim for every allowed pair"),
+    "tiles": Quantity("1", "tiles computed, over batch and KV heads"),
+    "tiles_unmasked": Quantity("1", "tiles computed without a mask, being allowed as a whole"),
+    "tiles_skipped": Quantity("1", "tiles left out because no pair in them is allowed"),
+}
+
+QUANTITIES = MOMENTS | COUNTS
+
+#: A record a step. Counts are float64 too: exact up to 2**53, and NaN where nothing was recorded.
+RECORD = np.dtype([(name, np.float64) for name in QUANTITIES])
+
+
+@dataclass
+class Tally:
+    """What a device did in one attend."""
+
+    pairs: int = 0
+    computed_pairs: int = 0
+    flops: int = 0
+    tiles: int = 0
+    tiles_unmasked: int = 0
+    tiles_skipped: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts by the name of their column."""
+        return vars(self).copy()
+
+
+class Trace:
+    """The records of one pass over a schedule.
+
+    Parameters
+    ----------
+    steps : int
+        Steps of the schedule.
+    clock : callable, optional
+        Returns seconds; never falls.
+
+    Attributes
+    ----------
+    records : ndarray of RECORD, shape (steps,)
+    """
+
+    def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.records: NDArray[Any] = np.zeros(steps, RECORD)
+        for name in MOMENTS:
+            self.records[name] = np.nan
+        self._clock = clock
+        self._step = 0
+
+    def begin(self, step: int) -> None:
+        """Make `step` the one that is recorded, starting now."""
+        self._step = step
+        self.mark("started")
+
+    def mark(self, moment: str, at: float | None = None) -> None:
+        """Record that a moment has come, now or at a time that was noted earlier."""
+        self.records[moment][self._step] = self._clock() if at is None else at
+
+    def count(self, **counts: int) -> None:
+        """Add to the counts of the step."""
+        for name, number in counts.items():
+            self.records[name][self._step] += number
