@@ -7,7 +7,7 @@ the sums, with that maximum fixed. Keys come in pieces only to bound memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,25 +73,30 @@ def attend(
     q = q.astype(dtype)
     scale = dtype(rule.softmax_scale)
 
-    def scores_of(keys: NDArray[np.int64], k: Array) -> Array:
-        scores: Array = (q @ k.astype(dtype).T) * scale
-        return np.where(rule.hidden(positions, keys), -np.inf, scores).astype(dtype)
+    def visible() -> Iterator[tuple[Array, Array, NDArray[np.bool_]]]:
+        """Yield scores, values and what is hidden, for pieces of which anything is seen."""
+        for keys, k, v in pieces():
+            hidden = rule.hidden(positions, keys)
+            if not hidden.all():
+                scores = (q @ k.astype(dtype).T) * scale
+                scores[hidden] = -np.inf
+                yield scores, v.astype(dtype), hidden
 
-    largest = np.full(len(q), -np.inf, dtype)
-    for keys, k, _ in pieces():
-        largest = np.maximum(largest, scores_of(keys, k).max(axis=1))
+    # Hidden scores may overflow or be NaN before they are replaced.
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        largest = np.full(len(q), -np.inf, dtype)
+        for scores, _, _ in visible():
+            largest = np.maximum(largest, scores.max(axis=1))
 
-    shift = np.where(np.isneginf(largest), 0, largest)[:, None]
-    total = np.zeros(len(q), dtype)
-    out = np.zeros(q.shape, dtype)
-    for keys, k, v in pieces():
-        weights = np.exp(scores_of(keys, k) - shift)
-        total += weights.sum(axis=1)
-        out += _weighted(weights, v.astype(dtype), ~rule.hidden(positions, keys))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        out = np.where(total[:, None] == 0, 0, out / total[:, None]).astype(dtype)
-        lse = (largest + np.log(total)).astype(dtype)
-    return out, lse
+        shift = np.where(np.isneginf(largest), 0, largest)[:, None]
+        total = np.zeros(len(q), dtype)
+        out = np.zeros(q.shape, dtype)
+        for scores, v, hidden in visible():
+            weights = np.exp(scores - shift)
+            total += weights.sum(axis=1)
+            out += _weighted(weights, v, ~hidden)
+        out = np.where(total[:, None] == 0, 0, out / total[:, None])
+        return out, largest + np.log(total)
 
 
 def _weighted(weights: Array, v: Array, allowed: NDArray[np.bool_]) -> Array:

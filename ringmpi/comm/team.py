@@ -92,6 +92,18 @@ class Team:
             agreed.everywhere = True
             raise agreed
 
+    def collect(self, array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield on rank 0 every rank's array, one after the other, all of one shape. Collective.
+
+        Must be consumed to its end on every rank; nothing is yielded on the others.
+        """
+        if self.rank != 0:
+            self._hand_over(array)
+            return
+        yield 0, array
+        for owner in range(1, self.size):
+            yield owner, self._take(owner, array.shape, array.dtype)
+
     def shards_by_piece(
         self, layout: Layout, shard: NDArray[Any]
     ) -> Iterator[tuple[range, NDArray[Any]]]:
@@ -121,14 +133,19 @@ class Team:
                     yield positions, shard[:, :, local]
                 elif self.rank == 0:
                     shape = (*shard.shape[:2], len(positions), *shard.shape[3:])
-                    piece = np.empty(shape, shard.dtype)
-                    request = self.comm.Irecv(_as_bytes(piece), source=owner, tag=PIECE_TAG)
-                    self.watch.wait([request], f"waits for a piece of rank {owner}")
-                    yield positions, piece
+                    yield positions, self._take(owner, shape, shard.dtype)
                 else:
-                    piece = np.ascontiguousarray(shard[:, :, local])
-                    request = self.comm.Isend(_as_bytes(piece), dest=0, tag=PIECE_TAG)
-                    self.watch.wait([request], "waits for rank 0 to take a piece")
+                    self._hand_over(shard[:, :, local])
+
+    def _take(self, owner: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        piece = np.empty(shape, dtype)
+        request = self.comm.Irecv(_as_bytes(piece), source=owner, tag=PIECE_TAG)
+        self.watch.wait([request], f"waits for a piece of rank {owner}")
+        return piece
+
+    def _hand_over(self, piece: NDArray[Any]) -> None:
+        request = self.comm.Isend(_as_bytes(np.ascontiguousarray(piece)), dest=0, tag=PIECE_TAG)
+        self.watch.wait([request], "waits for rank 0 to take a piece")
 
 
 def _pieces(layout: Layout, rank: int, tokens: int) -> Iterator[tuple[range, slice]]:

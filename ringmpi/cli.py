@@ -1,0 +1,210 @@
+"""The command line: each command is one call.
+
+Nothing is imported before thread counts are set, and MPI is initialised only by `run`, after all
+parameters are checked; so ``--help`` works on a login node.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ringmpi.comm.launcher import launch_from_environment, limit_blas_threads
+from ringmpi.errors import FAILED_VERIFICATION, OK, ConfigError, RingMPIError
+
+if TYPE_CHECKING:
+    from ringmpi.config import Experiment
+
+
+#: Options of `run` that mean something else to `sweep`, which sets them for each of its runs.
+SWEPT = ("ranks", "output")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises on a bad command line, so that it is told like every other bad parameter."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line, and return the exit code."""
+    limit_blas_threads()
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.command(arguments)
+    except RingMPIError as error:
+        from ringmpi.comm.job import refuse
+
+        return refuse(launch_from_environment(), error)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    import ringmpi
+
+    parser = _Parser(
+        prog="ringmpi",
+        description="Exact ring attention over MPI, with every stall measured.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"ringmpi {ringmpi.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    for name, help_text, add_options, command in (
+        ("run", "one experiment, under mpirun or srun; writes one HDF5 file", _run_options, _run),
+        ("verify", "a result file against the reference; the exit code says", _verify_options, _verify),
+        ("sweep", "rank counts x parameters; starts the launcher itself; resumes", _sweep_options, _sweep),
+        ("report", "tables of result files; --plot draws them", _report_options, _report),
+        ("doctor", "what this machine offers", _doctor_options, _doctor),
+    ):
+        sub = commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
+        add_options(sub)
+        sub.set_defaults(command=command)
+    return parser
+
+
+def _add_experiment_options(parser: argparse.ArgumentParser, leave_out: Sequence[str] = ()) -> None:
+    """Add every field of `Experiment` as an option; absent ones stay out of the namespace."""
+    from ringmpi.config import options
+
+    parser.add_argument("--config", metavar="FILE", help="TOML file with options by name")
+    for name, declared in options().items():
+        if name in leave_out:
+            continue
+        flag, told = "--" + name.replace("_", "-"), declared.metadata
+        default = declared.default
+        shown = "" if default in (None, False) or "[" in told["help"] or not default else f" [{default}]"
+        if told["kind"] is bool:
+            parser.add_argument(
+                flag, action="store_true", default=argparse.SUPPRESS, help=told["help"] + shown
+            )
+        else:
+            help_text = told["help"] + shown
+            if told["choices"]:
+                help_text += ": " + ", ".join(told["choices"])
+            parser.add_argument(
+                flag,
+                dest=name,
+                default=argparse.SUPPRESS,
+                metavar=told["metavar"] or "NAME",
+                help=help_text.replace("%", "%%"),
+            )
+
+
+def _given(arguments: argparse.Namespace, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the options that were given, the command line before the file."""
+    from ringmpi.config import options, parse, read_toml
+
+    given = read_toml(arguments.config) if arguments.config else {}
+    for name in options():
+        if hasattr(arguments, name) and name not in leave_out:
+            value = getattr(arguments, name)
+            given[name] = parse(name, value) if isinstance(value, str) else value
+    return given
+
+
+def _experiment(given: dict[str, Any]) -> Experiment:
+    from ringmpi.config import experiment_from
+    from ringmpi.problem import describe_input
+
+    found = describe_input(given["input"]) if given.get("input") else None
+    return experiment_from(given, found)
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _add_experiment_options(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from ringmpi.comm.job import Job, run_job
+
+    experiment = _experiment(_given(arguments))
+
+    def work(job: Job) -> int:
+        from ringmpi.experiment import run
+
+        return run(experiment, job)
+
+    return run_job(launch_from_environment(), experiment.timeout, work)
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="a result of ringmpi run")
+    parser.add_argument("--verify", default="full", metavar="HOW", help="full or sample:ROWS [full]")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from ringmpi.report.progress import track
+    from ringmpi.report.tables import make_console, verdict_table
+    from ringmpi.recheck import verify_file
+
+    console = make_console()
+    with track("verify", console) as progress:
+        verdicts = verify_file(arguments.file, arguments.verify, progress)
+    verdict_table(verdicts, arguments.verify, console)
+    return OK if all(verdict.passed for verdict in verdicts) else FAILED_VERIFICATION
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help="results of ringmpi run")
+    parser.add_argument(
+        "--plot",
+        nargs="?",
+        const="",
+        metavar="PNG",
+        help="draw a timeline of each file [beside it, with the ending .png]",
+    )
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from ringmpi.report.show import report_files
+
+    report_files(arguments.files, arguments.plot)
+    return OK
+
+
+def _sweep_options(parser: argparse.ArgumentParser) -> None:
+    _add_experiment_options(parser, leave_out=SWEPT)
+    parser.add_argument(
+        "--ranks", required=True, metavar="P,P,..", help="rank counts, such as 1,2,3,4,5,8"
+    )
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE,VALUE,..",
+        help="also vary an option of run; may be given more than once",
+    )
+    parser.add_argument(
+        "--output", default="results/sweep", metavar="DIR", help="where the files go [results/sweep]"
+    )
+    parser.add_argument(
+        "--launcher", default="auto", metavar="NAME", help="auto, mpiexec, srun or a path [auto]"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    from ringmpi.sweep import Sweep
+
+    given = _given(arguments, leave_out=SWEPT)
+    sweep = Sweep(given, arguments.ranks, arguments.vary, arguments.output, arguments.launcher)
+    return sweep.show_commands() if arguments.dry_run else sweep.run()
+
+
+def _doctor_options(parser: argparse.ArgumentParser) -> None:
+    del parser  # It takes none.
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    del arguments
+    from ringmpi.doctor import examine
+
+    examine()
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""An MPI job from its first call into MPI to its exit code.
+
+Nobody may be left waiting: an error that every rank raises alike ends the job in order; any other
+error ends it at once, for all ranks, with the traceback of the rank that raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from ringmpi.comm.launcher import Launch, check_library, check_size
+from ringmpi.errors import BROKEN, Interrupted, LaunchError, RingMPIError, StalledRingError
+
+#: Seconds that ranks wait for the abort of another rank before they leave by themselves.
+ABORT_GRACE = 5.0
+
+
+class Job:
+    """The ranks of a job, for as long as it lasts. Collective.
+
+    Attributes
+    ----------
+    comm : MPI.Comm
+        All ranks.
+    team : Team
+        For doing things together.
+    closing : Team
+        For the orderly end after an interruption, when a collective of `team` may be half done.
+    watch : Watch
+        Heeds signals; shared by everything that waits.
+    library : str
+        Version of the MPI library.
+    thread_level : str
+    """
+
+    def __init__(self, mpi: Any, timeout: float) -> None:
+        from ringmpi.comm.team import Team
+        from ringmpi.comm.watch import Signals, Watch
+
+        signals = Signals()
+        signals.heed()
+        self.comm = mpi.COMM_WORLD
+        self.watch = Watch(self.comm.Dup(), timeout, signals)
+        self.team = Team(self.comm.Dup(), self.watch)
+        self.closing = Team(self.comm.Dup(), self.watch)
+        self.library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
+        levels = {
+            mpi.THREAD_SINGLE: "single",
+            mpi.THREAD_FUNNELED: "funneled",
+            mpi.THREAD_SERIALIZED: "serialized",
+            mpi.THREAD_MULTIPLE: "multiple",
+        }
+        self.thread_level = levels[mpi.Query_thread()]
+        node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
+        self.local_rank = node.rank
+        node.Free()
+
+
+def start_mpi(launch: Launch) -> Any:
+    """Initialise MPI if it is not yet, and return the module. Collective.
+
+    Raises
+    ------
+    LaunchError
+        If the launcher does not belong to the MPI library.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False  # Checks come first: a wrong library dies while it initialises.
+    from mpi4py import MPI
+
+    vendor = MPI.get_vendor()[0]
+    if not MPI.Is_initialized():
+        check_library(launch, vendor)
+        MPI.Init_thread()
+    check_size(launch, vendor, MPI.COMM_WORLD.size)
+    return MPI
+
+
+def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
+    """Do `work` as one rank of a job and return its exit code. Collective.
+
+    Parameters
+    ----------
+    launch : Launch
+    timeout : float
+        Seconds without progress of a transfer.
+    work : callable
+        Gets the job, returns the exit code.
+    """
+    try:
+        mpi = start_mpi(launch)
+    except LaunchError as error:
+        complain(str(error), launch.rank == 0)
+        return error.exit_code
+    comm = mpi.COMM_WORLD
+    try:
+        code = work(Job(mpi, timeout))
+    except Interrupted as stop:
+        complain(str(stop), comm.rank == 0)
+        _leave(comm, stop.exit_code)
+    except RingMPIError as error:
+        if not error.everywhere:
+            _abort(comm, error, error.exit_code)
+        complain(str(error), comm.rank == 0)
+        code = error.exit_code
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait
+        _abort(comm, error, BROKEN)
+    mpi.Finalize()
+    return code
+
+
+def refuse(launch: Launch, error: RingMPIError) -> int:
+    """Print one line for all ranks of a refused job, and return the exit code. Collective.
+
+    The line is out before MPI is initialised, and no rank leaves that before all have entered it; so no
+    launcher, seeing one rank gone, ends the rank that prints before it has printed.
+    """
+    complain(str(error), launch.rank == 0)
+    if launch.size > 1:
+        with contextlib.suppress(LaunchError):
+            start_mpi(launch).Finalize()
+    return error.exit_code
+
+
+def complain(message: str, speaks: bool = True) -> None:
+    """Print an error for a person. Local."""
+    if speaks:
+        print(f"ringmpi: {message}", file=sys.stderr, flush=True)
+
+
+def _abort(comm: Any, error: BaseException, code: int) -> None:
+    """End all ranks now; say which rank raised, and where."""
+    name = f"rank {comm.rank} of {comm.size}"
+    if isinstance(error, StalledRingError):
+        text = str(error)
+    else:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    prefixed = "\n".join(f"ringmpi: {name}: {line}" for line in text.rstrip().splitlines())
+    # One write, so that lines of several ranks do not mix.
+    sys.stdout.flush()
+    os.write(sys.stderr.fileno(), (prefixed + "\n").encode())
+    comm.Abort(code)
+
+
+def _leave(comm: Any, code: int) -> None:
+    """End after an interruption: transfers may be under way, so MPI cannot be finalised."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if comm.rank == 0:
+        comm.Abort(code)
+    time.sleep(ABORT_GRACE)
+    os._exit(code)

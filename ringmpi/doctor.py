@@ -1,0 +1,97 @@
+"""What this machine offers, on one page that a person can paste into a ticket."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from importlib import util
+
+from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
+from ringmpi.devices import DEVICES
+from ringmpi.errors import ConfigError
+from ringmpi.provenance import package_versions, processor
+from ringmpi.report.tables import make_console
+
+Fact = tuple[str, str]
+
+
+def examine() -> None:
+    """Print the page. Local; starts processes, so not in an MPI job."""
+    console = make_console()
+    for check in CHECKS:
+        for name, value in check():
+            console.print(f"{name:<14} {value}", soft_wrap=True, markup=False)
+
+
+def _software() -> Iterator[Fact]:
+    versions = package_versions()
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    yield "packages", ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield "devices", ", ".join(DEVICES)
+
+
+def _cores() -> Iterator[Fact]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield "processor", f"{processor()}; {available_cores()} core(s) usable, {memory / 1e9:.1f} GB memory"
+    yield "threads", f"{default_threads()} BLAS thread(s) a rank unless OMP_NUM_THREADS says otherwise"
+
+
+def _mpi() -> Iterator[Fact]:
+    """Ask the library for its name without initialising it."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        yield "mpi", f"no MPI library found ({first}); pip install mpich, or load your site's module"
+        return
+    library = MPI.get_vendor()[0]
+    yield "mpi", MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    yield "gpu-aware", "not asked: no device of this version has memory that MPI could not read"
+    try:
+        launcher = find_launcher()
+    except ConfigError as error:
+        yield "launcher", str(error)
+        return
+    yield "launcher", f"{launcher.path} ({launcher.family})"
+    families = {"Open MPI": "openmpi"}
+    if launcher.family not in ("slurm", families.get(library, "hydra")):
+        yield "problem", f"the launcher does not belong to {library}: each rank would be alone"
+
+
+def _hdf5() -> Iterator[Fact]:
+    import h5py
+
+    parallel = "yes" if h5py.get_config().mpi else "no: results are gathered by rank 0"
+    yield "hdf5", f"{h5py.version.hdf5_version}, h5py {h5py.__version__}; parallel: {parallel}"
+    drawn = util.find_spec("matplotlib") is not None
+    yield "plots", "matplotlib" if drawn else "no matplotlib; pip install 'ringmpi[plot]'"
+
+
+def _compilers() -> Iterator[Fact]:
+    for name in (os.environ.get("CXX", "c++"), "nvcc"):
+        path = shutil.which(name)
+        yield name, f"{path}: {_first_line([path, '--version'])}" if path else "not found"
+
+
+def _slurm() -> Iterator[Fact]:
+    path = shutil.which("srun")
+    if path is None:
+        yield "slurm", "not found; jobs start with mpiexec"
+        return
+    job = os.environ.get("SLURM_JOB_ID")
+    yield "slurm", f"{_first_line([path, '--version'])}; " + (f"in job {job}" if job else "outside a job")
+
+
+def _first_line(command: list[str]) -> str:
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    lines = (answer.stdout or answer.stderr).splitlines()
+    return lines[0] if lines else f"exit code {answer.returncode}"
+
+
+CHECKS: tuple[Callable[[], Iterator[Fact]], ...] = (_software, _cores, _mpi, _hdf5, _compilers, _slurm)

@@ -1,0 +1,128 @@
+r"""From a trace to what the ranks did with their time. The definitions live here.
+
+For every repeat, rank and step, in seconds on the rank's own clock:
+
+* ``step = step_end - started``;
+* ``compute = compute_done - launched``, which under ``poll`` includes the calls into MPI between tiles;
+* ``stall = max(0, max(received, sent) - compute_done)``: what the transfers took longer than the compute;
+* ``overhead = step - compute - stall``: posting, bookkeeping, checksums.
+
+``overlap = 1 - stall / alone``, clipped to [0, 1], where ``alone`` is what the same transfers took with no
+compute beside them; NaN where nothing moved. The ``makespan`` of a repeat is the latest end minus the
+earliest start over all ranks, on clocks corrected by their offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """What a run recorded.
+
+    Attributes
+    ----------
+    records : ndarray of trace.RECORD, shape (repeats, ranks, steps)
+    alone : ndarray of trace.RECORD, shape (passes, ranks, steps)
+        The transfers with no compute beside them.
+    offsets : ndarray of float64, shape (ranks,)
+        Each rank's clock minus rank 0's, seconds.
+    """
+
+    records: Array
+    alone: Array
+    offsets: Array
+
+
+def step_time(records: Array) -> Array:
+    """Return the length of each step, seconds."""
+    return np.asarray(records["step_end"] - records["started"])
+
+
+def compute_time(records: Array) -> Array:
+    """Return the compute of each step, seconds."""
+    return np.asarray(records["compute_done"] - records["launched"])
+
+
+def stall_time(records: Array) -> Array:
+    """Return the stall of each step, seconds; 0 where nothing was transferred."""
+    # fmax ignores the NaN of a direction in which nothing moved.
+    arrived = np.fmax(records["received"], records["sent"])
+    return np.fmax(0, arrived - records["compute_done"])
+
+
+def overhead_time(records: Array) -> Array:
+    """Return what is neither compute nor stall, seconds."""
+    return step_time(records) - compute_time(records) - stall_time(records)
+
+
+def overlap(timings: Timings) -> Array:
+    """Return the hidden part of each rank's transfers, medians over repeats; shape (ranks,)."""
+    stall = np.median(stall_time(timings.records).sum(axis=2), axis=0)
+    alone = np.median(stall_time(timings.alone).sum(axis=2), axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hidden = np.where(alone > 0, 1 - stall / alone, np.nan)
+    return np.asarray(np.clip(hidden, 0, 1))
+
+
+def makespans(timings: Timings) -> Array:
+    """Return the time from the first start to the last end of each repeat, seconds; shape (repeats,)."""
+    start = timings.records["started"][:, :, 0] - timings.offsets
+    end = timings.records["step_end"][:, :, -1] - timings.offsets
+    return np.asarray(end.max(axis=1) - start.min(axis=1))
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank's share of a repeat: sums over steps, medians over repeats; seconds and counts."""
+
+    rank: int
+    compute: float
+    stall: float
+    overhead: float
+    total: float
+    overlap: float
+    bytes_sent: int
+    flops: int
+    computed_pairs: int
+    pairs: int
+    tiles: int
+    tiles_skipped: int
+
+
+def by_rank(timings: Timings) -> list[RankSummary]:
+    """Return the summary of every rank; empty if there is no repeat."""
+    records = timings.records
+    if not len(records):
+        return []
+
+    def median(times: Array) -> Array:
+        return np.asarray(np.median(times.sum(axis=2), axis=0))
+
+    hidden = overlap(timings)
+    columns = (
+        median(compute_time(records)),
+        median(stall_time(records)),
+        median(overhead_time(records)),
+        median(step_time(records)),
+    )
+    counted = {
+        name: records[name][-1].sum(axis=1)
+        for name in ("bytes_sent", "flops", "computed_pairs", "pairs", "tiles", "tiles_skipped")
+    }
+    return [
+        RankSummary(
+            rank,
+            *(float(column[rank]) for column in columns),
+            overlap=float(hidden[rank]),
+            **{name: int(total[rank]) for name, total in counted.items()},
+        )
+        for rank in range(records.shape[1])
+    ]

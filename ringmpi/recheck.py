@@ -1,0 +1,50 @@
+"""Verify a result file that exists: make its inputs again and compare its outputs with the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ringmpi.errors import ConfigError, StoreError
+from ringmpi.layout import Layout
+from ringmpi.problem import TENSORS, problem_of, sha256_of
+from ringmpi.store import ResultFile
+from ringmpi.verify import Verdict, verify
+
+
+def verify_file(path: str, how: str, progress: Callable[[int, int], None]) -> list[Verdict]:
+    """Compare the outputs in a result file with the reference. Local.
+
+    Parameters
+    ----------
+    path : str
+    how : str
+        ``full`` or ``sample:ROWS``.
+    progress : callable
+        Told how many of how many heads are done.
+
+    Returns
+    -------
+    list of Verdict
+
+    Raises
+    ------
+    StoreError
+        If it is not a complete result file of a measured run, or its inputs are no longer to be had.
+    ConfigError
+        If `how` is neither of the two.
+    """
+    if how == "none":
+        raise ConfigError("verify='none': use full or sample:ROWS")
+    with ResultFile(path) as result:
+        experiment = replace(result.experiment, verify=how)
+        if result.kind != "measured":
+            raise StoreError(f"{path}: is {result.kind}, so it has no outputs to verify")
+        problem = problem_of(experiment)
+        digests = result.facts("inputs")
+        for name in TENSORS:
+            recorded = digests.get(f"{name}_sha256")
+            if recorded is not None and recorded != sha256_of(problem, name, experiment):
+                raise StoreError(f"{path}: {name} is not what it was when the run was made")
+        layout = Layout(experiment.layout, experiment.seq_len, result.size)
+        return verify(result, problem, experiment, layout, progress)

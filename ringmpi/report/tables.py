@@ -1,0 +1,127 @@
+"""What a result file says, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ringmpi.metrics import by_rank, makespans
+from ringmpi.store import ResultFile
+from ringmpi.verify import Verdict
+
+
+def make_console() -> Console:
+    """Return a console that neither wraps nor cuts where nobody looks. Local."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=140)
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of texts, numbers to the right."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time as text in ms.
+
+    >>> milliseconds(0.0123)
+    '12.30'
+    """
+    return f"{seconds * 1e3:.2f}"
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as text; a dash where it does not exist."""
+    return "-" if np.isnan(fraction) else f"{fraction * 100:.0f}%"
+
+
+def describe(result: ResultFile, console: Console) -> None:
+    """Print what was run and where, as lines that begin with ``#``."""
+    machine = result.facts("machine")
+    hosts = sorted(set(result.texts("ranks/hostname")))
+    console.print(f"# {result.path}")
+    console.print(f"# command  {result.command}")
+    console.print(f"# ranks    {result.size} on {len(hosts)} host(s): {', '.join(hosts[:8])}")
+    console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
+    if machine.get("oversubscribed"):
+        console.print("# note     more ranks than cores: results are right, times mean little")
+    if result.interrupted is not None:
+        console.print(f"# note     ended early by signal {result.interrupted}")
+
+
+def rank_table(result: ResultFile, console: Console) -> None:
+    """Print compute, stall and overhead of every rank, and the time of the whole."""
+    timings = result.timings()
+    summaries = by_rank(timings)
+    if not summaries:
+        console.print("no repeat was timed")
+        return
+    repeats = len(timings.records)
+    rows = [
+        (
+            str(rank.rank),
+            milliseconds(rank.compute),
+            milliseconds(rank.stall),
+            milliseconds(rank.overhead),
+            milliseconds(rank.total),
+            percent(rank.overlap),
+            f"{rank.flops / rank.compute / 1e9:.1f}" if rank.compute else "-",
+            f"{rank.bytes_sent / 1e6:.3f}",
+            str(rank.tiles),
+            str(rank.tiles_skipped),
+        )
+        for rank in summaries
+    ]
+    columns = (
+        "rank", "compute ms", "stall ms", "overhead ms", "total ms", "overlap", "GFLOP/s", "sent MB",
+        "tiles", "skipped",
+    )
+    console.print(plain_table(f"per rank, sums over steps, medians of {repeats} repeat(s)", columns, rows))
+    spans = makespans(timings)
+    flops = sum(rank.flops for rank in summaries)
+    console.print(
+        f"whole: {milliseconds(float(np.median(spans)))} ms "
+        f"({milliseconds(spans.min())} to {milliseconds(spans.max())}), "
+        f"{flops / float(np.median(spans)) / 1e9:.1f} GFLOP/s on {result.size} rank(s)"
+    )
+
+
+def verdict_table(verdicts: Sequence[Verdict], how: str, console: Console) -> None:
+    """Print what verification found, the last line being the verdict."""
+    if not verdicts:
+        console.print(f"# verdict: not verified ({how})")
+        return
+    columns = ("tensor", "rows", "max error", "allowed", "single pass", "mean error", "allowed", "verdict")
+    rows = [
+        (
+            verdict.tensor,
+            str(verdict.rows),
+            f"{verdict.max_abs:.2e}",
+            f"{verdict.bound:.2e}",
+            f"{verdict.single_max:.2e}",
+            f"{verdict.mean_abs:.2e}",
+            f"{verdict.mean_bound:.2e}",
+            "ok" if verdict.passed else "FAILED",
+        )
+        for verdict in verdicts
+    ]
+    console.print(plain_table(f"against the float64 reference ({how})", columns, rows))
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    for verdict in failed:
+        console.print(verdict.failure())
+    console.print("# verdict: " + ("FAILED" if failed else "OK"))
+
+
+def report(result: ResultFile, console: Console) -> None:
+    """Print everything that a result file says."""
+    describe(result, console)
+    rank_table(result, console)
+    verdict_table(result.verdicts(), str(result.facts("verification").get("how", "none")), console)

@@ -1,0 +1,285 @@
+"""The result file: written whole or not at all, read back with its rules checked.
+
+It is written under a name of its own in the directory of the target, flushed to disk and then moved into
+place, so that a reader never sees half a file, two writers never mix, and an older good file stays until a
+newer one is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+import ringmpi
+from ringmpi.config import Experiment
+from ringmpi.errors import ConfigError, StoreError
+from ringmpi.layout import Runs
+from ringmpi.metrics import Timings
+from ringmpi.problem import numpy_dtype, stored_dtype
+from ringmpi.trace import QUANTITIES, RECORD
+from ringmpi.verify import Verdict
+
+Array = NDArray[Any]
+
+FORMAT_VERSION = 1
+
+#: Outputs are stored contiguously, so that any slice of tokens is written in place.
+_TENSOR_AXES = ("batch", "head", "token", "head_dim")
+
+
+def refusal(path: Path) -> ConfigError | None:
+    """Return why a result cannot be written to `path`, or None; makes its directory. Local."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = _temporary(path)
+        probe.touch(exist_ok=False)
+        probe.unlink()
+    except OSError as error:
+        return ConfigError(f"output={path}: cannot be written: {error.strerror}; use another --output")
+    if path.is_dir():
+        return ConfigError(f"output={path}: is a directory; name a file in it")
+    return None
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+
+
+class ResultWriter:
+    """A result file in the making. Local, for the one rank that writes.
+
+    Leaving the ``with`` block without `commit` removes what was written.
+
+    Parameters
+    ----------
+    path : Path
+        Where the file appears at `commit`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._temporary = _temporary(path)
+        self._file = h5py.File(self._temporary, "x")
+        self._file.attrs["complete"] = False
+        self._file.attrs["format_version"] = FORMAT_VERSION
+
+    def __enter__(self) -> ResultWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def describe(self, experiment: Experiment, command: str, kind: str = "measured") -> None:
+        """Write what the file is and how it was made."""
+        self._file.attrs.update(
+            {
+                "kind": kind,
+                "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                "ringmpi_version": ringmpi.__version__,
+                "config": json.dumps(experiment.record()),
+                "command": command,
+            }
+        )
+
+    def mark_interrupted(self, signal_number: int) -> None:
+        """Write that a signal ended the run before all repeats were made."""
+        self._file.attrs["interrupted"] = signal_number
+
+    def tensor(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
+        """Make a dataset of tokens, filled with NaN; does nothing if it is there."""
+        if name in self._file:
+            return
+        stored = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
+        fill = np.full(1, np.nan).astype(dtype).view(stored)[0]
+        dataset = self._file.create_dataset(name, shape, stored, fillvalue=fill)
+        if dtype.name == "bfloat16":
+            dataset.attrs["dtype"] = "bfloat16"
+        for axis, label in enumerate(_TENSOR_AXES[: len(shape)]):
+            dataset.dims[axis].label = label
+
+    def write_rows(self, name: str, positions: range, rows: Array) -> None:
+        """Write rows, shape (batch, heads, len(positions), ...), where their tokens belong."""
+        dataset = self._file[name]
+        stored = rows.view(dataset.dtype) if rows.dtype.name == "bfloat16" else rows
+        dataset[:, :, positions.start : positions.stop : positions.step] = stored
+
+    def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
+        """Read back rows of an output that was written before."""
+        return _rows(self._file, tensor, batch, head, runs)
+
+    def table(self, name: str, values: Array, unit: str, description: str) -> None:
+        """Write an array with its unit; floating ones are filled with NaN where nothing is written."""
+        fill = np.nan if values.dtype.kind == "f" else None
+        dataset = self._file.create_dataset(name, data=values, fillvalue=fill)
+        dataset.attrs.update({"unit": unit, "description": description})
+
+    def texts(self, name: str, values: Sequence[str], description: str) -> None:
+        """Write one text a rank."""
+        dataset = self._file.create_dataset(name, data=list(values), dtype=h5py.string_dtype())
+        dataset.attrs["description"] = description
+
+    def facts(self, group: str, facts: Mapping[str, Any]) -> None:
+        """Write named facts as attributes of a group; what HDF5 has no type for is written as text."""
+        attributes = self._file.require_group(group).attrs
+        for name, value in facts.items():
+            plain = isinstance(value, (bool, int, float, str))
+            attributes[name] = value if plain else json.dumps(value, default=str)
+
+    def records(self, group: str, shape: tuple[int, int, int]) -> None:
+        """Make a dataset [repeat, rank, step] for each quantity of a trace."""
+        for name, quantity in QUANTITIES.items():
+            dataset = self._file.create_dataset(f"{group}/{name}", shape, np.float64, fillvalue=np.nan)
+            dataset.attrs.update({"unit": quantity.unit, "description": quantity.description})
+            for axis, label in enumerate(("repeat", "rank", "step")):
+                dataset.dims[axis].label = label
+
+    def write_records(self, group: str, rank: int, records: Array) -> None:
+        """Write the records of one rank, shape (repeats, steps)."""
+        for name in QUANTITIES:
+            self._file[f"{group}/{name}"][:, rank] = records[name]
+
+    def verdicts(self, how: str, verdicts: Sequence[Verdict]) -> None:
+        """Write how the outputs were verified and what was found."""
+        self._file.require_group("verification").attrs["how"] = how
+        for verdict in verdicts:
+            self.facts(f"verification/{verdict.tensor}", verdict.record())
+
+    def commit(self) -> None:
+        """Mark the file complete and move it into place."""
+        self._file.attrs["complete"] = True
+        self._file.flush()
+        self._file.close()
+        with self._temporary.open("rb") as file:
+            os.fsync(file.fileno())  # The name must not appear before the data is on disk.
+        self._temporary.replace(self.path)
+
+
+class ResultFile:
+    """A complete result file, opened for reading. Local.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Raises
+    ------
+    StoreError
+        If it is not there, not a result file, not complete, or of another format version.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise StoreError(f"{path}: no such file; name a result of ringmpi run")
+        try:
+            self._file = h5py.File(path, "r")
+        except BlockingIOError as error:
+            raise StoreError(f"{path}: another process is writing to it; try again later") from error
+        except OSError as error:
+            raise StoreError(f"{path}: not an HDF5 file, or a damaged one: {error}") from error
+        attributes = self._file.attrs
+        if not attributes.get("complete", False):
+            raise StoreError(f"{path}: not a complete result file of ringmpi")
+        if attributes.get("format_version") != FORMAT_VERSION:
+            raise StoreError(
+                f"{path}: has format version {attributes.get('format_version')}, this ringmpi reads "
+                f"{FORMAT_VERSION}"
+            )
+
+    def __enter__(self) -> ResultFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment that was run."""
+        record = json.loads(self._file.attrs["config"])
+        if record["documents"] is not None:
+            record["documents"] = tuple(record["documents"])
+        return Experiment(**record)
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self._file["ranks/hostname"])
+
+    @property
+    def interrupted(self) -> int | None:
+        """The signal that ended the run early, if one did."""
+        number = self._file.attrs.get("interrupted")
+        return None if number is None else int(number)
+
+    @property
+    def kind(self) -> str:
+        """``measured`` or ``simulated``."""
+        return str(self._file.attrs["kind"])
+
+    @property
+    def command(self) -> str:
+        """The command that made the file."""
+        return str(self._file.attrs["command"])
+
+    def facts(self, group: str) -> dict[str, Any]:
+        """Return the attributes of a group; empty if there is no such group."""
+        return dict(self._file[group].attrs) if group in self._file else {}
+
+    def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
+        """Return rows of one head of an output, in its own dtype."""
+        return _rows(self._file, tensor, batch, head, runs)
+
+    def column(self, name: str) -> Array:
+        """Return a whole table, such as ``ranks/peak_nbytes``."""
+        return np.asarray(self._file[name][...])
+
+    def texts(self, name: str) -> list[str]:
+        """Return a table of texts."""
+        return [str(text) for text in self._file[name].asstr()[...]]
+
+    def timings(self) -> Timings:
+        """Return the trace of all ranks."""
+        return Timings(
+            self._records("timings"), self._records("timings/alone"), self.column("clocks/offset")[0]
+        )
+
+    def verdicts(self) -> list[Verdict]:
+        """Return what verification found; empty if nothing was verified."""
+        names = self._file["verification"]
+        found = (dict(names[tensor].attrs) for tensor in ("out", "lse") if tensor in names)
+        return [Verdict(**(facts | {"index": json.loads(facts["index"])})) for facts in found]
+
+    def _records(self, group: str) -> Array:
+        shape = self._file[f"{group}/started"].shape
+        records = np.empty(shape, RECORD)
+        for name in QUANTITIES:
+            records[name] = self._file[f"{group}/{name}"][...]
+        return records
+
+
+def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:
+    dataset = file[f"outputs/{tensor}"]
+    parts = [dataset[batch, head, run.start : run.stop : run.step] for run in runs]
+    rows = np.concatenate(parts)
+    return rows.view(numpy_dtype("bfloat16")) if stored_dtype(dataset) == "bfloat16" else rows
