@@ -138,8 +138,8 @@ class RingAttention:
             "check_transfers": check_transfers,
         }
         self._refuse_difference(
-            "parameters", repr((self.layout, self.mask, softmax_scale, method, chunk_limit,
-                                check_transfers))
+            "parameters",
+            repr((self.layout, self.mask, softmax_scale, method, chunk_limit, check_transfers)),
         )
         self.schedule: list[Step] = METHODS[method](self.layout, comm.rank)
         self.trace = Trace(len(self.schedule))
@@ -297,9 +297,7 @@ def execute(
         trace.mark("step_end")
 
 
-def ring_attention(
-    q: Array, k: Array, v: Array, comm: MPI.Comm, **options: Any
-) -> tuple[Array, Array]:
+def ring_attention(q: Array, k: Array, v: Array, comm: MPI.Comm, **options: Any) -> tuple[Array, Array]:
     """Attend once over a sequence whose shards the ranks of `comm` hold.
 
     Collective over `comm`.
@@ -327,9 +325,7 @@ def _common_shape(q: Array, k: Array, v: Array, shard_len: int) -> Shape:
     """Return what must be alike on all ranks, after checking what can be checked on one."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim != 4:
-            raise ShapeError(
-                f"{name} of shape {array.shape}: needs [batch, heads, tokens, head_dim]"
-            )
+            raise ShapeError(f"{name} of shape {array.shape}: needs [batch, heads, tokens, head_dim]")
         if array.dtype.name not in DTYPES:
             raise ShapeError(f"{name} of dtype {array.dtype}: use one of {', '.join(DTYPES)}")
         if array.dtype.name != q.dtype.name:

@@ -7,6 +7,7 @@ parameters are checked; so ``--help`` works on a login node.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ringmpi.comm.job import refuse
 
         return refuse(launch_from_environment(), error)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return code
 
 
@@ -55,7 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, help_text, add_options, command in (
         ("run", "one experiment, under mpirun or srun; writes one HDF5 file", _run_options, _run),
         ("verify", "a result file against the reference; the exit code says", _verify_options, _verify),
-        ("sweep", "rank counts x parameters; starts the launcher itself; resumes", _sweep_options, _sweep),
+        (
+            "sweep",
+            "rank counts x parameters; starts the launcher itself; resumes",
+            _sweep_options,
+            _sweep,
+        ),
         ("report", "tables of result files; --plot draws them", _report_options, _report),
         ("doctor", "what this machine offers", _doctor_options, _doctor),
     ):
@@ -75,7 +83,9 @@ def _add_experiment_options(parser: argparse.ArgumentParser, leave_out: Sequence
             continue
         flag, told = "--" + name.replace("_", "-"), declared.metadata
         default = declared.default
-        shown = "" if default in (None, False) or "[" in told["help"] or not default else f" [{default}]"
+        shown = (
+            "" if default in (None, False) or "[" in told["help"] or not default else f" [{default}]"
+        )
         if told["kind"] is bool:
             parser.add_argument(
                 flag, action="store_true", default=argparse.SUPPRESS, help=told["help"] + shown
@@ -136,9 +146,9 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
+    from ringmpi.recheck import verify_file
     from ringmpi.report.progress import track
     from ringmpi.report.tables import make_console, verdict_table
-    from ringmpi.recheck import verify_file
 
     console = make_console()
     with track("verify", console) as progress:

@@ -34,7 +34,12 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _option(
-    default: Any, kind: Callable[[str], Any], help_text: str, *, metavar: str = "", choices: Iterable[str] = ()
+    default: Any,
+    kind: Callable[[str], Any],
+    help_text: str,
+    *,
+    metavar: str = "",
+    choices: Iterable[str] = (),
 ) -> Any:
     """Declare an option: how its text is read, and what a person is told about it."""
     told = {"kind": kind, "help": help_text, "metavar": metavar, "choices": tuple(choices)}
@@ -64,9 +69,7 @@ class Experiment:
     heads: int = _option(8, int, "query heads", metavar="H")
     kv_heads: int = _option(0, int, "key and value heads [as many as query heads]", metavar="K")
     head_dim: int = _option(64, int, "width of a head", metavar="D")
-    dtype: str = _option(
-        "float32", str, "of q, k and v; an input file is converted", choices=DTYPES
-    )
+    dtype: str = _option("float32", str, "of q, k and v; an input file is converted", choices=DTYPES)
     causal: bool = _option(False, bool, "a query sees no key after itself")
     window: int | None = _option(
         None, int, "previous keys that are visible beside the own one", metavar="W"
@@ -77,9 +80,7 @@ class Experiment:
     softmax_scale: float | None = _option(
         None, float, "factor of the scores [head_dim ** -0.5]", metavar="X"
     )
-    layout: str = _option(
-        "contiguous", str, "which positions a rank owns", choices=LAYOUTS
-    )
+    layout: str = _option("contiguous", str, "which positions a rank owns", choices=LAYOUTS)
     method: str = _option("ring", str, "how the blocks travel", choices=METHODS)
     device: str = _option("auto", str, "what computes", choices=("auto", *DEVICES))
     progress: str = _option(
@@ -97,9 +98,7 @@ class Experiment:
     verify: str = _option("full", str, "full, sample:ROWS or none", metavar="HOW")
     store_inputs: bool = _option(False, bool, "put q, k and v into the result file too")
     io: str = _option("gather", str, "how the ranks write the result file", choices=("gather",))
-    output: str | None = _option(
-        None, str, "result file [results/<name>.h5]", metavar="FILE"
-    )
+    output: str | None = _option(None, str, "result file [results/<name>.h5]", metavar="FILE")
 
     def __post_init__(self) -> None:
         _check_numbers(self)

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from importlib import util
 
+from ringmpi.comm.job import library_name
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
 from ringmpi.devices import DEVICES
 from ringmpi.errors import ConfigError
@@ -35,7 +36,10 @@ def _software() -> Iterator[Fact]:
 
 def _cores() -> Iterator[Fact]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield "processor", f"{processor()}; {available_cores()} core(s) usable, {memory / 1e9:.1f} GB memory"
+    yield (
+        "processor",
+        f"{processor()}; {available_cores()} core(s) usable, {memory / 1e9:.1f} GB memory",
+    )
     yield "threads", f"{default_threads()} BLAS thread(s) a rank unless OMP_NUM_THREADS says otherwise"
 
 
@@ -51,7 +55,7 @@ def _mpi() -> Iterator[Fact]:
         yield "mpi", f"no MPI library found ({first}); pip install mpich, or load your site's module"
         return
     library = MPI.get_vendor()[0]
-    yield "mpi", MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    yield "mpi", library_name(MPI)
     yield "gpu-aware", "not asked: no device of this version has memory that MPI could not read"
     try:
         launcher = find_launcher()
@@ -85,7 +89,10 @@ def _slurm() -> Iterator[Fact]:
         yield "slurm", "not found; jobs start with mpiexec"
         return
     job = os.environ.get("SLURM_JOB_ID")
-    yield "slurm", f"{_first_line([path, '--version'])}; " + (f"in job {job}" if job else "outside a job")
+    yield (
+        "slurm",
+        f"{_first_line([path, '--version'])}; " + (f"in job {job}" if job else "outside a job"),
+    )
 
 
 def _first_line(command: list[str]) -> str:

@@ -80,7 +80,7 @@ class VerificationError(RingMPIError):
     exit_code = FAILED_VERIFICATION
 
 
-class Interrupted(RingMPIError):
+class Interrupted(RingMPIError):  # noqa: N818 - nothing went wrong
     """A signal asked the job to end.
 
     Parameters

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ringmpi.comm.job import Job
 from ringmpi.comm.launcher import available_cores
 from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
+from ringmpi.devices import chosen_device
 from ringmpi.errors import (
     FAILED_VERIFICATION,
     OK,
@@ -32,7 +34,7 @@ from ringmpi.errors import (
 from ringmpi.layout import Layout
 from ringmpi.problem import TENSORS, Problem, problem_of, sha256_of, shard_of
 from ringmpi.provenance import machine_facts, peak_nbytes, rank_facts
-from ringmpi.report.tables import make_console, rank_table, verdict_table
+from ringmpi.report.tables import make_console, report
 from ringmpi.store import ResultFile, ResultWriter, refusal
 from ringmpi.trace import RECORD
 from ringmpi.verify import Verdict, verify
@@ -77,15 +79,11 @@ class Run:
         """Do everything, and return the exit code. Collective."""
         _agree_on_start(self.experiment, self.path, self.team)
         self.say(f"# ringmpi: {self.experiment.name} on {self.team.size} rank(s), {self.job.library}")
-        writer = ResultWriter(self.path) if self.team.rank == 0 else None
-        try:
+        with ResultWriter(self.path) if self.team.rank == 0 else nullcontext() as writer:
             interruption = self._until_interrupted(writer)
             if interruption is not None:
                 self._require_finished_pass(interruption)
             self._write_rest(writer, interruption)
-        finally:
-            if writer is not None:
-                writer.__exit__(None, None, None)
         if interruption is not None:
             self.say(f"finished work is in {self.path}")
             raise interruption
@@ -165,7 +163,9 @@ class Run:
             return
         same = passes.out.tobytes() == out.tobytes() and passes.lse.tobytes() == lse.tobytes()
         if not same:
-            raise TransportError("a repeat gave other bits than the pass before it, from the same inputs")
+            raise TransportError(
+                "a repeat gave other bits than the pass before it, from the same inputs"
+            )
 
     def _say_pass(self, number: int, records: Array) -> None:
         warmup, repeats = self.experiment.warmup, self.experiment.repeats
@@ -193,15 +193,14 @@ class Run:
         experiment = self.experiment
         if experiment.verify == "none":
             return
-        error: RingMPIError | None = None
         started = time.perf_counter()
         if writer is not None:
+
             def heed(done: int, total: int) -> None:
                 self.job.watch.look(lambda: f"verifies head {done} of {total}")
 
             self.verdicts = verify(writer, self.problem, experiment, self.layout, heed)
         self.verdicts = self.team.share(self.verdicts)
-        self.team.agree(error)
         verdict = "passed" if all(verdict.passed for verdict in self.verdicts) else "FAILED"
         self.say(f"verification {verdict}: {time.perf_counter() - started:.1f} s ({experiment.verify})")
 
@@ -281,7 +280,7 @@ class Run:
     def _facts_of_rank(self) -> dict[str, Any]:
         return rank_facts() | {
             "local_rank": self.job.local_rank,
-            "device": "numpy" if self.experiment.device == "auto" else self.experiment.device,
+            "device": chosen_device(self.experiment.device),
             "shard_len": self.layout.shard_len(self.team.rank),
             "peak_nbytes": peak_nbytes(),
         }
@@ -310,11 +309,8 @@ class Run:
     def _show(self) -> None:
         if self.team.rank != 0:
             return
-        console = make_console()
         with ResultFile(self.path) as result:
-            rank_table(result, console)
-        verdict_table(self.verdicts, self.experiment.verify, console)
-        console.print(f"# file: {self.path}", soft_wrap=True)
+            report(result, make_console())
 
 
 CLOCK_COLUMNS = {
@@ -354,7 +350,9 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> None:
     team.agree(error)
     records = team.allgather(repr(experiment))
     if len(set(records)) > 1:
-        raise ConfigError("ranks were given different options or input files; start all with one command")
+        raise ConfigError(
+            "ranks were given different options or input files; start all with one command"
+        )
 
 
 def run(experiment: Experiment, job: Job) -> int:

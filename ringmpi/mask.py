@@ -54,7 +54,9 @@ class Tile:
     @property
     def area(self) -> int:
         """Pairs that a kernel computes for this tile, allowed or not."""
-        return (self.rows.stop - self.rows.start) * (self.columns.stop - self.columns.start)
+        height: int = self.rows.stop - self.rows.start
+        width: int = self.columns.stop - self.columns.start
+        return height * width
 
 
 @dataclass(frozen=True)

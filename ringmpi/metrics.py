@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmpi.trace import COUNTS
+
 Array = NDArray[Any]
 
 
@@ -55,7 +57,7 @@ def stall_time(records: Array) -> Array:
     """Return the stall of each step, seconds; 0 where nothing was transferred."""
     # fmax ignores the NaN of a direction in which nothing moved.
     arrived = np.fmax(records["received"], records["sent"])
-    return np.fmax(0, arrived - records["compute_done"])
+    return np.asarray(np.fmax(0, arrived - records["compute_done"]))
 
 
 def overhead_time(records: Array) -> Array:
@@ -81,7 +83,18 @@ def makespans(timings: Timings) -> Array:
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank's share of a repeat: sums over steps, medians over repeats; seconds and counts."""
+    """One rank's share of a repeat: sums over steps, medians over repeats.
+
+    Attributes
+    ----------
+    rank : int
+    compute, stall, overhead, total : float
+        Seconds.
+    overlap : float
+        Hidden part of the transfers, 0 to 1; NaN where nothing moved.
+    counts : dict of str to int
+        By the names of `trace.COUNTS`.
+    """
 
     rank: int
     compute: float
@@ -89,12 +102,7 @@ class RankSummary:
     overhead: float
     total: float
     overlap: float
-    bytes_sent: int
-    flops: int
-    computed_pairs: int
-    pairs: int
-    tiles: int
-    tiles_skipped: int
+    counts: dict[str, int]
 
 
 def by_rank(timings: Timings) -> list[RankSummary]:
@@ -107,22 +115,18 @@ def by_rank(timings: Timings) -> list[RankSummary]:
         return np.asarray(np.median(times.sum(axis=2), axis=0))
 
     hidden = overlap(timings)
-    columns = (
-        median(compute_time(records)),
-        median(stall_time(records)),
-        median(overhead_time(records)),
-        median(step_time(records)),
-    )
-    counted = {
-        name: records[name][-1].sum(axis=1)
-        for name in ("bytes_sent", "flops", "computed_pairs", "pairs", "tiles", "tiles_skipped")
-    }
+    compute, stall = median(compute_time(records)), median(stall_time(records))
+    overhead, total = median(overhead_time(records)), median(step_time(records))
+    last = records[-1]  # Counts are the same in every repeat.
     return [
         RankSummary(
-            rank,
-            *(float(column[rank]) for column in columns),
+            rank=rank,
+            compute=float(compute[rank]),
+            stall=float(stall[rank]),
+            overhead=float(overhead[rank]),
+            total=float(total[rank]),
             overlap=float(hidden[rank]),
-            **{name: int(total[rank]) for name, total in counted.items()},
+            counts={name: int(last[name][rank].sum()) for name in COUNTS},
         )
         for rank in range(records.shape[1])
     ]

@@ -36,8 +36,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
 
 
 class Problem(Protocol):
@@ -93,7 +94,7 @@ class Generated:
         quarters = raw.view(np.uint16).reshape(-1, blocks * 4, 4)[:, :width]
         total = quarters.sum(axis=-1, dtype=np.int32)
         # Four uniform integers below 2**16 have mean 2 * (2**16 - 1) and variance (2**32 - 1) / 3.
-        return (total - 2 * (2**16 - 1)) * np.float64(((2**32 - 1) / 3) ** -0.5)
+        return np.asarray((total - 2 * (2**16 - 1)) * ((2**32 - 1) / 3) ** -0.5)
 
 
 class FromFile:

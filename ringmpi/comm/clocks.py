@@ -21,9 +21,7 @@ ROUNDS = 50
 CLOCK_TAG = 2
 
 
-def clock_offsets(
-    team: Team, clock: Callable[[], float] = time.perf_counter
-) -> NDArray[np.float64]:
+def clock_offsets(team: Team, clock: Callable[[], float] = time.perf_counter) -> NDArray[np.float64]:
     """Return each rank's clock minus rank 0's, and the error bound. Collective.
 
     Parameters

@@ -100,7 +100,7 @@ class Exchange:
         """Begin a pass: the own block lies in slot 0. Collective where transfers are checked."""
         self._step = 0
         if self._check_transfers:
-            own = np.array([zlib.crc32(self.slot(0, self._comm.rank))], np.uint32)
+            own = np.array([zlib.crc32(self.slot(0, self._comm.rank).data)], np.uint32)
             sums = np.empty(self._comm.size, np.uint32)
             self._watch.wait([self._comm.Iallgather(own, sums)], "exchanges checksums")
             self._checksums = sums.tolist()
@@ -156,13 +156,13 @@ class Exchange:
         data = self.slot(transfer.slot, transfer.block)
         tag = self._step % TAGS
         for start in range(0, len(data), self._chunk_limit):
-            chunk = [data[start : start + self._chunk_limit], MPI.BYTE]
+            chunk = data[start : start + self._chunk_limit]
             if transfer.direction is Direction.SEND:
-                request = self._comm.Isend(chunk, dest=transfer.peer, tag=tag)
-                self.bytes_sent += chunk[0].nbytes
+                request = self._comm.Isend([chunk, MPI.BYTE], dest=transfer.peer, tag=tag)
+                self.bytes_sent += chunk.nbytes
                 self.messages += 1
             else:
-                request = self._comm.Irecv(chunk, source=transfer.peer, tag=tag)
+                request = self._comm.Irecv([chunk, MPI.BYTE], source=transfer.peer, tag=tag)
             self._pending.append(_Message(request, transfer))
 
     def _test(self) -> bool:
@@ -195,7 +195,7 @@ class Exchange:
     def _compare_checksums(self) -> None:
         for transfer in self._transfers:
             if transfer.direction is Direction.RECEIVE:
-                found = zlib.crc32(self.slot(transfer.slot, transfer.block))
+                found = zlib.crc32(self.slot(transfer.slot, transfer.block).data)
                 if found != self._checksums[transfer.block]:
                     raise TransportError(
                         f"block {transfer.block} came damaged from rank {transfer.peer} in step "

@@ -49,7 +49,7 @@ class Job:
         self.watch = Watch(self.comm.Dup(), timeout, signals)
         self.team = Team(self.comm.Dup(), self.watch)
         self.closing = Team(self.comm.Dup(), self.watch)
-        self.library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
+        self.library = library_name(mpi)
         levels = {
             mpi.THREAD_SINGLE: "single",
             mpi.THREAD_FUNNELED: "funneled",
@@ -83,6 +83,11 @@ def start_mpi(launch: Launch) -> Any:
     return MPI
 
 
+def library_name(mpi: Any) -> str:
+    """Return the name and version of the MPI library, which may not be initialised yet. Local."""
+    return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0").split())
+
+
 def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
     """Do `work` as one rank of a job and return its exit code. Collective.
 
@@ -110,7 +115,7 @@ def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
             _abort(comm, error, error.exit_code)
         complain(str(error), comm.rank == 0)
         code = error.exit_code
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the other ranks must not wait
+    except BaseException as error:  # Whatever it is, the other ranks must not wait.
         _abort(comm, error, BROKEN)
     mpi.Finalize()
     return code

@@ -27,10 +27,12 @@ LOOK_INTERVAL = 0.02
 #: Seconds that a rank at its time limit listens for the others' states before it draws the ring.
 GRACE = 2.0
 
-#: A rank that waits spins this many seconds, yielding its core, and then sleeps between tests. Transfers
-#: that overlap well end within the spin, so their times are sharp; long waits leave cores to others.
+#: A rank that waits spins this many seconds, yielding its core, and then sleeps between tests, for a part of
+#: the time that it has waited. Short stalls are measured sharply, long ones to within that part, and
+#: ranks that wait for minutes leave the cores to others.
 SPIN = 0.005
-NAP = 0.0002
+NAP_PART = 0.02
+LONGEST_NAP = 0.01
 
 #: What schedulers send before they kill: SIGTERM, and SIGUSR1 by `--signal`.
 HEEDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -47,7 +49,7 @@ class Signals:
         for number in HEEDED_SIGNALS:
             signal.signal(number, self._remember)
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
+    def _remember(self, number: int, _: FrameType | None) -> None:
         self.received = number
 
 
@@ -122,7 +124,7 @@ class Watch:
         deadline = time.monotonic() + GRACE
         while time.monotonic() < deadline and len(self._told) < self._comm.size:
             self._listen(doing)
-            time.sleep(NAP)
+            time.sleep(LONGEST_NAP)
         if min(self._asking) < self._comm.rank:
             # One picture is enough: the lowest rank that asked draws it and ends the job meanwhile.
             time.sleep(GRACE)
@@ -189,7 +191,8 @@ class Patience:
 
     def rest(self) -> None:
         """Let others run for a moment."""
-        if time.monotonic() - self._since < SPIN:
+        waited = time.monotonic() - self._since
+        if waited < SPIN:
             os.sched_yield()
         else:
-            time.sleep(NAP)
+            time.sleep(min(waited * NAP_PART, LONGEST_NAP))

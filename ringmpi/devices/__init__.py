@@ -14,7 +14,17 @@ DEVICES: dict[str, Callable[[Mask, float], Device]] = {"numpy": NumpyDevice}
 #: What `auto` takes, the first one that this machine offers.
 PREFERENCE = ("numpy",)
 
-__all__ = ["DEVICES", "MAX_HEAD_DIM", "Block", "Device", "NumpyDevice", "Queries", "Work", "make_device"]
+__all__ = [
+    "DEVICES",
+    "MAX_HEAD_DIM",
+    "Block",
+    "Device",
+    "NumpyDevice",
+    "Queries",
+    "Work",
+    "chosen_device",
+    "make_device",
+]
 
 
 def make_device(name: str, mask: Mask, softmax_scale: float) -> Device:
@@ -25,5 +35,16 @@ def make_device(name: str, mask: Mask, softmax_scale: float) -> Device:
     ConfigError
         If the name is unknown.
     """
+    return DEVICES[chosen_device(name)](mask, softmax_scale)
+
+
+def chosen_device(name: str) -> str:
+    """Return the name of the device that `name` means on this machine. Local.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown.
+    """
     check_choice("device", name, ["auto", *DEVICES])
-    return DEVICES[PREFERENCE[0] if name == "auto" else name](mask, softmax_scale)
+    return PREFERENCE[0] if name == "auto" else name

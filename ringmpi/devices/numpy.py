@@ -77,9 +77,7 @@ class NumpyDevice:
 class TileWork:
     """Attending to one block, a tile an advance, always in the same order."""
 
-    def __init__(
-        self, device: NumpyDevice, queries: Queries, block: Block, state: State
-    ) -> None:
+    def __init__(self, device: NumpyDevice, queries: Queries, block: Block, state: State) -> None:
         self.tally = Tally()
         self._device = device
         self._queries = queries

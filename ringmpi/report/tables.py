@@ -73,20 +73,30 @@ def rank_table(result: ResultFile, console: Console) -> None:
             milliseconds(rank.overhead),
             milliseconds(rank.total),
             percent(rank.overlap),
-            f"{rank.flops / rank.compute / 1e9:.1f}" if rank.compute else "-",
-            f"{rank.bytes_sent / 1e6:.3f}",
-            str(rank.tiles),
-            str(rank.tiles_skipped),
+            f"{rank.counts['flops'] / rank.compute / 1e9:.1f}" if rank.compute else "-",
+            f"{rank.counts['bytes_sent'] / 1e6:.3f}",
+            str(rank.counts["tiles"]),
+            str(rank.counts["tiles_skipped"]),
         )
         for rank in summaries
     ]
     columns = (
-        "rank", "compute ms", "stall ms", "overhead ms", "total ms", "overlap", "GFLOP/s", "sent MB",
-        "tiles", "skipped",
+        "rank",
+        "compute ms",
+        "stall ms",
+        "overhead ms",
+        "total ms",
+        "overlap",
+        "GFLOP/s",
+        "sent MB",
+        "tiles",
+        "skipped",
     )
-    console.print(plain_table(f"per rank, sums over steps, medians of {repeats} repeat(s)", columns, rows))
+    console.print(
+        plain_table(f"per rank, sums over steps, medians of {repeats} repeat(s)", columns, rows)
+    )
     spans = makespans(timings)
-    flops = sum(rank.flops for rank in summaries)
+    flops = sum(rank.counts["flops"] for rank in summaries)
     console.print(
         f"whole: {milliseconds(float(np.median(spans)))} ms "
         f"({milliseconds(spans.min())} to {milliseconds(spans.max())}), "
@@ -99,14 +109,25 @@ def verdict_table(verdicts: Sequence[Verdict], how: str, console: Console) -> No
     if not verdicts:
         console.print(f"# verdict: not verified ({how})")
         return
-    columns = ("tensor", "rows", "max error", "allowed", "single pass", "mean error", "allowed", "verdict")
+    columns = (
+        "tensor",
+        "rows",
+        "max error",
+        "single pass",
+        "beyond rounding",
+        "allowed",
+        "mean error",
+        "allowed",
+        "verdict",
+    )
     rows = [
         (
             verdict.tensor,
             str(verdict.rows),
             f"{verdict.max_abs:.2e}",
-            f"{verdict.bound:.2e}",
             f"{verdict.single_max:.2e}",
+            f"{verdict.beyond:.2e}",
+            f"{verdict.bound:.2e}",
             f"{verdict.mean_abs:.2e}",
             f"{verdict.mean_bound:.2e}",
             "ok" if verdict.passed else "FAILED",

@@ -70,7 +70,9 @@ def _check_slots(rank: int, schedule: Sequence[Step]) -> None:
         ]
         for slot, block in [*leaving, *((attend.slot, attend.block) for attend in step.attends)]:
             if slot in arriving:
-                raise ScheduleError(f"{where}: slot {slot} is overwritten while block {block} is in use")
+                raise ScheduleError(
+                    f"{where}: slot {slot} is overwritten while block {block} is in use"
+                )
             # An empty block needs no transfer, so its slot may hold whatever was there before.
             if held.get(slot, block) != block and slot in held:
                 raise ScheduleError(f"{where}: slot {slot} holds {held[slot]}, not block {block}")
