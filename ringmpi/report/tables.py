@@ -38,6 +38,16 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
 
 
+def rate(flops: float, seconds: float) -> str:
+    """Return GFLOP/s as text; a dash where no time passed."""
+    return f"{flops / seconds / 1e9:.1f}" if seconds else "-"
+
+
+def megabytes(nbytes: int) -> str:
+    """Return bytes as text in MB of 1e6 bytes."""
+    return f"{nbytes / 1e6:.3f}"
+
+
 def percent(fraction: float) -> str:
     """Return a fraction as text; a dash where it does not exist."""
     return "-" if np.isnan(fraction) else f"{fraction * 100:.0f}%"
