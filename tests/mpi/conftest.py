@@ -1,0 +1,57 @@
+"""Fixtures for tests that all ranks run together.
+
+A bare assert that fails on one rank leaves the others waiting, and their next collective can match the wrong
+one; so every assertion here is collective, and every test has communicators of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from mpi4py import MPI
+
+from ringmpi.comm.team import Team
+from ringmpi.comm.watch import Watch
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Let one rank speak: the others report through collective assertions."""
+    if MPI.COMM_WORLD.rank != 0:
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            config.pluginmanager.unregister(reporter)
+
+
+def pytest_report_header() -> str:
+    world = MPI.COMM_WORLD
+    return f"mpi: {MPI.get_vendor()}, {world.size} rank(s)"
+
+
+@pytest.fixture
+def comm() -> Iterator[MPI.Comm]:
+    """A communicator of its own, so that no stray message reaches the next test."""
+    duplicate = MPI.COMM_WORLD.Dup()
+    yield duplicate
+    duplicate.Free()
+
+
+@pytest.fixture
+def collective_assert(comm: MPI.Comm) -> Callable[..., None]:
+    """Assert on all ranks that something holds on every rank, naming the ranks where it does not."""
+
+    def check(holds: object, message: str = "") -> None:
+        answers = comm.allgather((bool(holds), str(message)))
+        failing = {rank: text for rank, (good, text) in enumerate(answers) if not good}
+        assert not failing, f"of {comm.size} ranks these fail: {failing}"
+
+    return check
+
+
+@pytest.fixture
+def team(comm: MPI.Comm) -> Iterator[Team]:
+    """A team with a watch that gives up after 20 s."""
+    word = comm.Dup()
+    yield Team(comm, Watch(word, timeout=20.0))
+    word.Free()
