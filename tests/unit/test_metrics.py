@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from ringmpi.metrics import (
+    Timings,
+    by_rank,
+    compute_time,
+    makespans,
+    overhead_time,
+    overlap,
+    stall_time,
+    step_time,
+)
+from ringmpi.trace import COUNTS, RECORD
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+NAN = math.nan
+
+#: Times are sums and differences of numbers below 128 with few binary digits, so they are exact.
+
+
+def steps(*moments: dict[str, float]) -> Array:
+    """Return records of one rank; a moment that is not given is NaN, a count 0."""
+    records = np.zeros(len(moments), RECORD)
+    for number, given in enumerate(moments):
+        for name in RECORD.names or ():
+            records[name][number] = given.get(name, 0 if name in COUNTS else NAN)
+    return records
+
+
+def step(
+    start: float, compute: float, received: float, sent: float, **counts: float
+) -> dict[str, float]:
+    """Return a step that launches 0.25 s after its start and ends 0.5 s after everything is done."""
+    done = start + 0.25 + compute
+    last = max(done, *(at for at in (received, sent) if not math.isnan(at)), done)
+    return {
+        "started": start,
+        "posted": start + 0.125,
+        "launched": start + 0.25,
+        "compute_done": done,
+        "received": received,
+        "sent": sent,
+        "step_end": last + 0.5,
+        **counts,
+    }
+
+
+def timings(records: Array, alone: Array | None = None, offsets: Any = (0.0,)) -> Timings:
+    return Timings(records, records[:0] if alone is None else alone, np.asarray(offsets))
+
+
+@pytest.mark.parametrize(
+    ("received", "sent", "stall"),
+    [
+        (13.0, 12.0, 0.75),
+        (12.0, 13.0, 0.75),
+        (11.0, 12.0, 0.0),
+        (NAN, 13.0, 0.75),
+        (13.0, NAN, 0.75),
+        (NAN, NAN, 0.0),
+    ],
+    ids=["receive last", "send last", "hidden", "only sent", "only received", "no transfer"],
+)
+def test_the_stall_is_what_transfers_take_longer_than_the_compute(
+    received: float, sent: float, stall: float
+) -> None:
+    records = steps(step(10.0, compute=2.0, received=received, sent=sent))
+
+    assert stall_time(records).tolist() == [stall]
+    assert compute_time(records).tolist() == [2.0]
+    assert overhead_time(records).tolist() == [0.75]
+    assert step_time(records).tolist() == [2.75 + stall]
+
+
+@pytest.mark.parametrize("seed", [1, 3, 7])
+def test_compute_stall_and_overhead_add_up_to_the_step(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    moments = np.cumsum(rng.uniform(0, 2, size=(17, 7)), axis=1)
+    names = ("started", "posted", "launched", "compute_done", "received", "sent", "step_end")
+    records = np.zeros(17, RECORD)
+    for column, name in enumerate(names):
+        records[name] = moments[:, column]
+    records["received"][::3], records["sent"][::2] = NAN, NAN
+
+    total = compute_time(records) + stall_time(records) + overhead_time(records)
+
+    # Two subtractions and two additions of numbers below 14.
+    assert (np.abs(total - step_time(records)) <= 4 * 14 * np.finfo(np.float64).eps).all()
+    assert (stall_time(records) >= 0).all()
+    assert (overhead_time(records) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("stall", "alone", "hidden"),
+    [(0.0, 2.0, 1.0), (0.5, 2.0, 0.75), (2.0, 2.0, 0.0), (3.0, 2.0, 0.0)],
+    ids=["all hidden", "most", "nothing", "slower than alone"],
+)
+def test_overlap_is_the_hidden_part_of_the_transfers_alone(
+    stall: float, alone: float, hidden: float
+) -> None:
+    busy = steps(step(0.0, compute=4.0, received=4.25 + stall, sent=1.0))[None, None]
+    silent = steps(step(0.0, compute=0.0, received=0.25 + alone, sent=0.5))[None, None]
+
+    assert overlap(timings(busy, silent)).tolist() == [hidden]
+
+
+def test_overlap_does_not_exist_where_nothing_moved() -> None:
+    silent = steps(step(0.0, compute=0.0, received=NAN, sent=NAN))[None, None]
+
+    assert np.isnan(overlap(timings(silent, silent))).all()
+
+
+def test_overlap_is_unknown_where_transfers_were_never_made_alone() -> None:
+    records = steps(step(0.0, compute=1.0, received=2.0, sent=2.0))[None, None]
+
+    assert np.isnan(overlap(timings(records, records[:0]))).all()
+
+
+def two_ranks(offsets: tuple[float, float]) -> Timings:
+    """Two repeats of two ranks, as seen by clocks that are off by the given seconds."""
+    plans = [[(0.0, 3.0), (1.0, 2.0)], [(10.0, 1.0), (10.5, 4.0)]]
+    records = np.stack(
+        [
+            np.stack(
+                [
+                    steps(
+                        step(start + off, length, start + off + 1, start + off + 1),
+                        step(start + off + 8, length, start + off + 9, start + off + 9),
+                    )
+                    for (start, length), off in zip(ranks, offsets, strict=True)
+                ]
+            )
+            for ranks in plans
+        ]
+    )
+    return timings(records, records, offsets)
+
+
+@pytest.mark.parametrize(
+    "offsets", [(0.0, 0.0), (0.0, 0.25), (0.0, -0.1)], ids=["none", "ahead", "behind"]
+)
+def test_makespans_are_on_corrected_clocks(offsets: tuple[float, float]) -> None:
+    spans = makespans(two_ranks(offsets))
+
+    # First start 0 to last end 8 + 3.75 of rank 0; then 10 to 10.5 + 8 + 4.75 of rank 1. Moments near 24
+    # are rounded when the offset is added and when it is taken away.
+    expected = np.array([11.75, 13.25])
+    assert (np.abs(spans - expected) <= 8 * 24 * np.finfo(np.float64).eps).all()
+
+
+@pytest.mark.parametrize("offset", [0.25, -0.1])
+def test_durations_do_not_depend_on_clock_offsets(offset: float) -> None:
+    right, off = two_ranks((0.0, 0.0)).records, two_ranks((0.0, offset)).records
+
+    for duration in (compute_time, stall_time, overhead_time, step_time):
+        # Differences of moments below 24, each rounded once.
+        budget = 6 * 24 * np.finfo(np.float64).eps
+        assert (np.abs(duration(right) - duration(off)) <= budget).all()
+
+
+def test_a_rank_is_summed_over_steps_with_medians_over_repeats() -> None:
+    repeats = [
+        steps(
+            step(0.0, compute=length, received=length + 1.25, sent=0.5, flops=10, pairs=3, messages=1),
+            step(50.0, compute=1.0, received=NAN, sent=NAN, flops=20, pairs=4),
+        )
+        for length in (8.0, 2.0, 4.0)
+    ]
+    records = np.stack(repeats)[:, None]
+    alone = np.stack([steps(step(0.0, 0.0, 4.25, 0.5), step(5.0, 0.0, NAN, NAN))])[:, None]
+
+    (rank,) = by_rank(timings(records, alone))
+
+    assert rank.rank == 0
+    assert (rank.compute, rank.stall, rank.overhead, rank.total) == (5.0, 1.0, 1.5, 7.5)
+    assert rank.overlap == 0.75
+    assert rank.counts["flops"] == 30
+    assert rank.counts["pairs"] == 7
+    assert rank.counts["messages"] == 1
+    assert set(rank.counts) == set(COUNTS)
+
+
+def test_ranks_keep_their_own_numbers() -> None:
+    summaries = by_rank(two_ranks((0.0, 0.25)))
+
+    assert [rank.rank for rank in summaries] == [0, 1]
+    # Medians of sums 2 (3, 1) and 2 (2, 4); moments near 24 are rounded with the offset.
+    budget = 8 * 24 * np.finfo(np.float64).eps
+    for rank, expected in zip(summaries, (4.0, 6.0), strict=True):
+        assert abs(rank.compute - expected) <= budget
+
+
+def test_a_run_without_repeats_has_no_ranks_to_report() -> None:
+    assert by_rank(timings(np.empty((0, 3, 3), RECORD), offsets=np.zeros(3))) == []
+
+
+def test_timed_ranks_are_reported_where_transfers_were_never_made_alone() -> None:
+    records = two_ranks((0.0, 0.0)).records
+
+    summaries = by_rank(timings(records, records[:0], np.zeros(2)))
+
+    assert [math.isnan(rank.overlap) for rank in summaries] == [True, True]
