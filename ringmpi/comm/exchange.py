@@ -7,6 +7,7 @@ MPI delivers messages of one pair in order, so no chunk can take another's place
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -63,8 +64,8 @@ class Exchange:
     ----------
     bytes_sent, messages : int
         Passed to MPI for sending in the step.
-    received_at, sent_at : float or None
-        When the last receive and the last send of the step were seen complete.
+    received_at, sent_at : float
+        When the last receive and the last send of the step were seen complete; NaN without any.
     """
 
     def __init__(
@@ -108,8 +109,7 @@ class Exchange:
     def start(self, transfers: tuple[Transfer, ...]) -> None:
         """Post a step's receives and sends. Collective with the peers."""
         self.bytes_sent = self.messages = 0
-        self.received_at: float | None = None
-        self.sent_at: float | None = None
+        self.received_at = self.sent_at = math.nan
         self._transfers = transfers
         for transfer in transfers:
             self._post(transfer)

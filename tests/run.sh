@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# All tests that this machine allows, with one MPI library. Does all set-up by itself, without root.
+#
+# Usage:  bash tests/run.sh                      with MPICH
+#         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own
+#         RANKS="1 3" PARTS="unit mpi" bash tests/run.sh     less of it
+#
+# PARTS    of: unit property docs mpi cli jobs
+# RANKS    rank counts of the MPI tests; more ranks than cores prove correctness, not speed
+# RINGMPI_FORBID_SKIPS=1 makes a skipped test a failure
+set -uo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root" || exit 2
+export RINGMPI_EXTRAS=plot,test
+# shellcheck source=jobs/environment.sh
+source "$root/jobs/environment.sh"
+
+parts=${PARTS:-unit property docs mpi cli jobs}
+ranks=${RANKS:-1 2 3 4 5 8}
+declare -a failed=() ran=() skipped=()
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# run NAME SECONDS COMMAND...: a hang is a failure; the limit is far above what the part takes on 2 cores.
+run() {
+    local name=$1 seconds=$2
+    shift 2
+    echo
+    echo "### $name"
+    timeout --kill-after=10 "$seconds" "$@" 2>&1 | tee "$log"
+    local code=${PIPESTATUS[0]}
+    if [ "$code" -eq 0 ]; then ran+=("$name"); else failed+=("$name (exit code $code)"); fi
+    while IFS= read -r line; do skipped+=("$name: $line"); done < <(grep '^SKIPPED' "$log")
+}
+
+for part in $parts; do
+    case $part in
+        unit | property | cli | jobs) run "$part" 900 python -m pytest -q "tests/$part" ;;
+        docs) run docs 120 python -m pytest -q --doctest-modules ringmpi ;;
+        mpi)
+            for count in $ranks; do
+                # One set of processes a rank count: starting them is most of the time.
+                run "mpi on $count rank(s)" 600 \
+                    mpiexec -n "$count" python -m pytest -q --with-mpi tests/mpi
+            done
+            ;;
+        *)
+            echo "PARTS: $part is not one of unit property docs mpi cli jobs" >&2
+            exit 2
+            ;;
+    esac
+done
+
+other=openmpi
+[ "$ringmpi_mpi" = openmpi ] && other=mpich
+echo
+echo "### summary ($ringmpi_mpi)"
+printf 'passed:  %s\n' "${ran[@]:-nothing}"
+printf 'skipped: %s\n' "${skipped[@]:-nothing}"
+echo "not run: tests of GPU kernels, since there is no GPU device yet"
+echo "not run: the same tests with $other; RINGMPI_MPI=$other bash tests/run.sh"
+if [ "${#failed[@]}" -gt 0 ]; then
+    printf 'FAILED:  %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "all passed"
