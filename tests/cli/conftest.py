@@ -1,0 +1,50 @@
+"""Fixtures for tests that start ringmpi as people do. See `running` for what they are made of."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from running import Ended, Queue, Running, Scenario, command_line
+
+
+@pytest.fixture(scope="session")
+def queue(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    """Run the jobs of all tests that will look at one, a few at a time."""
+    parameters = (item.callspec.params for item in request.session.items if hasattr(item, "callspec"))
+    scenarios = [value for found in parameters for value in found.values() if type(value) is Scenario]
+    made = Queue(scenarios, tmp_path_factory.mktemp("jobs"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest, queue: Queue) -> Ended:
+    """The job that the test looks at, after its end; given by ``indirect`` parameters."""
+    return queue.result(request.param)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Ended]]:
+    """Run ringmpi on some ranks, without a launcher for 0, and return how it ended."""
+    numbers, started = itertools.count(), []
+
+    def run(
+        ranks: int,
+        *args: str | Path,
+        fault: str = "",
+        env: Mapping[str, str] | None = None,
+        as_module: bool = False,
+        timeout: float = 60.0,
+    ) -> Ended:
+        command = command_line(ranks, *map(str, args), as_module=as_module)
+        folder = tmp_path / f"job{next(numbers)}"
+        running = Running(command, folder, {"RINGMPI_TEST_FAULT": fault, **(env or {})})
+        started.append(running)
+        return running.wait(timeout)
+
+    yield run
+    for running in started:
+        running.end_all()
