@@ -29,6 +29,10 @@ else:
     import tomli as tomllib
 
 
+#: Up to here float64 counts exactly, and positions fit into 64 bits with room for sums.
+LARGEST = 2**53
+
+
 def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
@@ -215,7 +219,9 @@ def _from_toml(path: str, name: str, value: Any) -> Any:
     declared = options().get(name.replace("-", "_"))
     kind = declared.metadata["kind"] if declared else type(value)
     if kind is _integers:
-        value = ",".join(map(str, value)) if isinstance(value, list) else value
+        if not isinstance(value, list):
+            raise ConfigError(f"{path}: {name}={value!r}: must be a list of whole numbers")
+        value = ",".join(map(str, value))
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -244,6 +250,10 @@ def parse(name: str, text: str) -> Any:
 
 def _check_numbers(experiment: Experiment) -> None:
     """Check every number against its range."""
+    for name, declared in options().items():
+        value = getattr(experiment, name)
+        if declared.metadata["kind"] is int and value is not None and value > LARGEST:
+            raise ConfigError(f"{name}={value}: must be at most 2**53")
     at_least_one = ("seq_len", "batch", "heads", "kv_heads", "repeats", "chunk_limit")
     for name in at_least_one:
         if getattr(experiment, name) < 1:

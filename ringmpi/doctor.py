@@ -13,7 +13,7 @@ from ringmpi.comm.job import library_name
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
 from ringmpi.devices import DEVICES
 from ringmpi.errors import ConfigError
-from ringmpi.provenance import package_versions, processor
+from ringmpi.provenance import package_versions, processor, system
 from ringmpi.report.tables import make_console
 
 Fact = tuple[str, str]
@@ -29,7 +29,7 @@ def examine() -> None:
 
 def _software() -> Iterator[Fact]:
     versions = package_versions()
-    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    yield "python", f"{platform.python_version()} on {system()}"
     yield "packages", ", ".join(f"{name} {version}" for name, version in versions.items())
     yield "devices", ", ".join(DEVICES)
 

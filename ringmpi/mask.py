@@ -106,8 +106,10 @@ class Mask:
     documents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 0:
-            raise ConfigError(f"window={self.window}: must be 0 (only the own key) or more")
+        if self.window is not None and not 0 <= self.window < 2**62:
+            raise ConfigError(
+                f"window={self.window}: must be 0 (only the own key) or more, and fit into 62 bits"
+            )
         if self.documents is not None:
             rising = all(low <= high for low, high in pairwise(self.documents))
             if len(self.documents) < 2 or self.documents[0] != 0 or not rising:

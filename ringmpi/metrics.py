@@ -66,7 +66,12 @@ def overhead_time(records: Array) -> Array:
 
 
 def overlap(timings: Timings) -> Array:
-    """Return the hidden part of each rank's transfers, medians over repeats; shape (ranks,)."""
+    """Return the hidden part of each rank's transfers, medians over repeats; shape (ranks,).
+
+    NaN where nothing moved, or was not moved alone.
+    """
+    if not len(timings.alone):
+        return np.full(timings.records.shape[1], np.nan)
     stall = np.median(stall_time(timings.records).sum(axis=2), axis=0)
     alone = np.median(stall_time(timings.alone).sum(axis=2), axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):

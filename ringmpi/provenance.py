@@ -59,7 +59,7 @@ def machine_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]
     """Return what all ranks have in common. Local."""
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": system(),
         "processor": processor(),
         "byteorder": sys.byteorder,
         "packages": package_versions(),
@@ -78,6 +78,15 @@ def package_versions() -> dict[str, str]:
     return found
 
 
+def system() -> str:
+    """Return the operating system, its release and the kind of machine. Local.
+
+    Not `platform.platform`, which starts ``uname``.
+    """
+    names = os.uname()
+    return f"{names.sysname} {names.release} {names.machine}"
+
+
 def processor() -> str:
     """Return the name of the processor as the kernel knows it. Local."""
     try:
@@ -85,4 +94,4 @@ def processor() -> str:
             names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     except OSError:
         names = []
-    return names[0] if names else platform.processor() or "unknown"
+    return names[0] if names else os.uname().machine

@@ -76,7 +76,7 @@ def merge(a: State, b: State) -> State:
     Returns
     -------
     State
-        Over the union. Merging with an identity gives back the other state, bit by bit.
+        Over the union. Merging with an identity gives back the other state exactly.
 
     Raises
     ------
@@ -95,7 +95,8 @@ def merge(a: State, b: State) -> State:
         )
     row_max = np.maximum(a.row_max, b.row_max)
     shift = finite_shift(row_max)
-    scale_a, scale_b = np.exp(a.row_max - shift), np.exp(b.row_max - shift)
+    with np.errstate(over="ignore"):  # A maximum that is far below weighs exp(-inf) = 0.
+        scale_a, scale_b = np.exp(a.row_max - shift), np.exp(b.row_max - shift)
     return State(
         acc=scale_a[..., None] * a.acc + scale_b[..., None] * b.acc,
         row_max=row_max,

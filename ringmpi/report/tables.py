@@ -8,15 +8,23 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ringmpi.comm.launcher import launch_from_environment
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict
 
+#: Columns that the widest table needs.
+WIDTH = 140
+
 
 def make_console() -> Console:
-    """Return a console that neither wraps nor cuts where nobody looks. Local."""
+    """Return a console as wide as the terminal, and wide enough where there is none. Local.
+
+    A launcher may give its ranks a terminal of some width that nobody looks at.
+    """
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=140)
+    watched = console.is_terminal and not launch_from_environment().variable
+    return console if watched else Console(highlight=False, width=WIDTH, force_terminal=False)
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

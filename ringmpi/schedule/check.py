@@ -31,7 +31,7 @@ def check_schedule(layout: Layout, schedules: Sequence[Sequence[Step]]) -> None:
     if len({len(schedule) for schedule in schedules}) != 1:
         raise ScheduleError("schedules differ in length: every rank takes part in every step")
     for rank, schedule in enumerate(schedules):
-        _check_slots(rank, schedule)
+        _check_slots(rank, schedule, layout)
         _check_blocks(rank, schedule, layout)
         if schedule[-1].transfers:
             raise ScheduleError(f"rank {rank}: the last step moves a block that nobody needs")
@@ -54,28 +54,30 @@ def _check_messages(number: int, steps: Sequence[Step]) -> None:
         raise ScheduleError(f"step {number}: sends and receives do not match: {odd}")
 
 
-def _check_slots(rank: int, schedule: Sequence[Step]) -> None:
+def _check_slots(rank: int, schedule: Sequence[Step], layout: Layout) -> None:
     held = {0: rank}  # A rank starts with its own block in slot 0.
     for number, step in enumerate(schedule):
         where = f"rank {rank}, step {number}"
-        arriving = {
-            transfer.slot: transfer.block
-            for transfer in step.transfers
-            if transfer.direction is Direction.RECEIVE
-        }
-        leaving = [
-            (transfer.slot, transfer.block)
-            for transfer in step.transfers
-            if transfer.direction is Direction.SEND
-        ]
-        for slot, block in [*leaving, *((attend.slot, attend.block) for attend in step.attends)]:
+        arriving: dict[int, int] = {}
+        used = [(attend.slot, attend.block) for attend in step.attends]
+        for transfer in step.transfers:
+            if transfer.direction is Direction.SEND:
+                used.append((transfer.slot, transfer.block))
+            elif transfer.slot in arriving:
+                raise ScheduleError(f"{where}: slot {transfer.slot} is received into twice")
+            else:
+                arriving[transfer.slot] = transfer.block
+        for slot, block in used:
+            if not layout.shard_len(block):
+                continue  # Nothing of it is read, so nothing of it need be there.
             if slot in arriving:
                 raise ScheduleError(
                     f"{where}: slot {slot} is overwritten while block {block} is in use"
                 )
-            # An empty block needs no transfer, so its slot may hold whatever was there before.
-            if held.get(slot, block) != block and slot in held:
-                raise ScheduleError(f"{where}: slot {slot} holds {held[slot]}, not block {block}")
+            if held.get(slot) != block:
+                raise ScheduleError(
+                    f"{where}: slot {slot} holds block {held.get(slot)}, not block {block}"
+                )
         held.update(arriving)
 
 

@@ -16,18 +16,24 @@ pytestmark = pytest.mark.mpi
 OFFSETS = (0.0, 0.25, -0.1, 1e3)
 
 
-def test_offsets_are_found_within_their_bound(team: Team, collective_assert: Callable[..., None]) -> None:
+def test_offsets_are_found_within_their_bound(
+    team: Team, collective_assert: Callable[..., None]
+) -> None:
     """All ranks are on one machine, whose monotonic clock they share, so the injected offset is the truth."""
     true = OFFSETS[team.rank % len(OFFSETS)]
     table = clock_offsets(team, lambda: time.perf_counter() + true)
     collective_assert(table.shape == (team.size, 3))
     for rank in range(team.size):
         _, offset, bound = table[rank]
-        collective_assert(abs(offset - OFFSETS[rank % len(OFFSETS)]) <= bound + 1e-9, f"rank {rank}: {table}")
+        collective_assert(
+            abs(offset - OFFSETS[rank % len(OFFSETS)]) <= bound + 1e-9, f"rank {rank}: {table}"
+        )
     collective_assert(table[0].tolist()[1:] == [0.0, 0.0], "rank 0 is the measure of all")
 
 
-def test_drift_shows_between_two_measurements(team: Team, collective_assert: Callable[..., None]) -> None:
+def test_drift_shows_between_two_measurements(
+    team: Team, collective_assert: Callable[..., None]
+) -> None:
     """A clock that runs 1000 ppm fast gains 50 us in 50 ms; the two offsets differ by that."""
     rate = 1e-3 if team.rank else 0.0
     origin = MPI.COMM_WORLD.bcast(time.perf_counter())
@@ -43,4 +49,6 @@ def test_drift_shows_between_two_measurements(team: Team, collective_assert: Cal
         gained = after[rank, 1] - before[rank, 1]
         expected = 1e-3 * (after[rank, 0] - before[rank, 0])
         bound = before[rank, 2] + after[rank, 2]
-        collective_assert(abs(gained - expected) <= bound + 1e-6, f"rank {rank}: {gained} of {expected}")
+        collective_assert(
+            abs(gained - expected) <= bound + 1e-6, f"rank {rank}: {gained} of {expected}"
+        )

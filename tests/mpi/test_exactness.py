@@ -116,9 +116,9 @@ def test_every_dtype_is_within_twice_a_single_pass(
     mine = Layout(layout, 300, comm.size).positions(comm.rank)
     eps = float(np.finfo(state).eps)
     bound = 2 * error_of(single, exact) + 4 * eps * float(np.abs(whole[2].astype(float)).max())
-    # One rounding to 16 bits moves a value by at most half a unit: 2**-12 of it in float16, 2**-9 in bfloat16.
-    half_unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0) / 2 * 2
-    allowed_error = bound + half_unit * np.abs(exact[:, :, mine])
+    # One rounding to 16 bits: the unit roundoff is 2**-11 with 11 bits (float16), 2**-8 with 8 (bfloat16).
+    roundoff = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0)
+    allowed_error = bound + roundoff * np.abs(exact[:, :, mine])
     within = np.abs(out.astype(np.float64) - exact[:, :, mine]) <= allowed_error + 2.0**-25
     collective_assert(within.all(), "out")
     collective_assert(error_of(lse, exact_lse[:, :, mine]) <= 8 * eps * 10, "lse, below 10")
@@ -159,7 +159,9 @@ def test_blocks_of_several_tiles_and_above_the_eager_limit(
 ) -> None:
     """Blocks of megabytes go by rendezvous, which a schedule that only works when eager cannot do."""
     whole = random_inputs(4096, 2, 2, 256, np.float32)
-    out, _ = ring_attention(*shards(comm, "zigzag", whole), comm, layout="zigzag", causal=True, window=40)
+    out, _ = ring_attention(
+        *shards(comm, "zigzag", whole), comm, layout="zigzag", causal=True, window=40
+    )
     rows = np.arange(64)
     mine = Layout("zigzag", 4096, comm.size).positions(comm.rank)[rows]
     for index, row in enumerate(mine[::8]):
@@ -188,7 +190,9 @@ ODD_ARRAYS: dict[str, Callable[[Any], Any]] = {
     "little-endian": lambda a: a.astype(a.dtype.newbyteorder("<")),
     "negative strides": lambda a: np.ascontiguousarray(a[:, :, ::-1, ::-1])[:, :, ::-1, ::-1],
     "every other element": lambda a: np.repeat(a, 2, axis=3)[..., ::2],
-    "heads inside tokens": lambda a: np.ascontiguousarray(a.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
+    "heads inside tokens": lambda a: np.ascontiguousarray(a.transpose(0, 2, 1, 3)).transpose(
+        0, 2, 1, 3
+    ),
     "broadcast": lambda a: np.broadcast_to(a[:, :1], a.shape),
 }
 
@@ -279,16 +283,16 @@ def test_same_inputs_give_the_same_bits(
             collective_assert(out.tobytes() == first.tobytes() and lse.tobytes() == first_lse.tobytes())
 
 
-def test_one_object_serves_shapes_and_dtypes_in_turn(
-    comm: MPI.Comm, collective_assert: Check
-) -> None:
+def test_one_object_serves_shapes_and_dtypes_in_turn(comm: MPI.Comm, collective_assert: Check) -> None:
     with RingAttention(comm, seq_len=45, layout="striped", causal=True) as attention:
         for dtype, heads, head_dim in (("float64", 1, 4), ("float32", 2, 9), ("float64", 1, 4)):
             whole = random_inputs(45, heads, heads, head_dim, dtype)
             out, _ = attention.forward(*shards(comm, "striped", whole))
             exact, _ = dense_attention(*whole, allowed_pairs(45, causal=True))
             mine = attention.layout.positions(comm.rank)
-            collective_assert(error_of(out, exact[:, :, mine]) < (1e-13 if dtype == "float64" else 1e-5))
+            collective_assert(
+                error_of(out, exact[:, :, mine]) < (1e-13 if dtype == "float64" else 1e-5)
+            )
 
 
 def test_sub_communicators_ring_among_themselves(comm: MPI.Comm, collective_assert: Check) -> None:

@@ -25,7 +25,9 @@ pytestmark = pytest.mark.mpi
 Check = Callable[..., None]
 
 
-def shard(comm: MPI.Comm, seq_len: int, heads: int = 2, head_dim: int = 8, layout: str = "contiguous") -> Any:
+def shard(
+    comm: MPI.Comm, seq_len: int, heads: int = 2, head_dim: int = 8, layout: str = "contiguous"
+) -> Any:
     """Return q, k and v of this rank: random, the same whatever the number of ranks."""
     positions = Layout(layout, seq_len, comm.size).positions(comm.rank)
     rng = np.random.default_rng(1)
@@ -74,9 +76,10 @@ def test_transfers_complete_below_and_above_the_eager_limit(
     seq_len = tokens * comm.size
     documents = (0, 1, seq_len)
     mine = shard(comm, seq_len, heads=1, head_dim=64)  # 32 KiB and 8 MiB a block.
-    with RingAttention(comm, seq_len=seq_len, documents=documents, window=2, progress=progress) as ring_:
-        out, _ = ring_.forward(*mine)
-        moved = ring_.trace.records["bytes_sent"].sum()
+    mask = {"documents": documents, "window": 2, "causal": True}
+    with RingAttention(comm, seq_len=seq_len, progress=progress, **mask) as attention:
+        out, _ = attention.forward(*mine)
+        moved = attention.trace.records["bytes_sent"].sum()
     collective_assert(moved == (comm.size - 1) * 2 * tokens * 64 * 4 and np.isfinite(out).all())
 
 
@@ -92,7 +95,9 @@ def test_moments_follow_each_other(comm: MPI.Comm, collective_assert: Check) -> 
         moved = np.fmax(trace["received"], trace["sent"])
         collective_assert(np.isnan(moved[-1]) and not np.isnan(moved[:-1]).any(), "transfers")
         collective_assert((moved[:-1] <= trace["step_end"][:-1]).all())
-    collective_assert(alone["pairs"].sum() == 0 and alone["bytes_sent"].sum() == records["bytes_sent"].sum())
+    collective_assert(
+        alone["pairs"].sum() == 0 and alone["bytes_sent"].sum() == records["bytes_sent"].sum()
+    )
 
 
 def test_skipped_tiles_show_in_the_trace(comm: MPI.Comm, collective_assert: Check) -> None:
@@ -107,7 +112,9 @@ def test_skipped_tiles_show_in_the_trace(comm: MPI.Comm, collective_assert: Chec
                     for name in ("pairs", "computed_pairs", "tiles_skipped")
                 }
             work[causal] = total
-        collective_assert(work[False] == {"pairs": seq_len**2, "computed_pairs": seq_len**2, "tiles_skipped": 0})
+        collective_assert(
+            work[False] == {"pairs": seq_len**2, "computed_pairs": seq_len**2, "tiles_skipped": 0}
+        )
         collective_assert(work[True]["pairs"] == seq_len * (seq_len + 1) // 2)
         collective_assert(work[True]["tiles_skipped"] > 0 or layout == "striped", layout)
 
@@ -165,7 +172,7 @@ def test_blocks_are_not_pickled(
         return packed
 
     monkeypatch.setattr(pickle, "dumps", small_only)
-    out, _ = ring_attention(*shard(comm, 4096), comm, window=1)
+    out, _ = ring_attention(*shard(comm, 4096), comm, window=1, causal=True)
     collective_assert(np.isfinite(out).all())
 
 
