@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ringmpi.layout import LAYOUTS, Layout
 
 layouts = st.builds(Layout, st.sampled_from(sorted(LAYOUTS)), st.integers(1, 500), st.integers(1, 40))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.mask import Mask, TileKind
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.schedule import METHODS, Direction, check_schedule
 

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+
 from ringmpi.softmax import State, finish, merge
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ringmpi.devices import DEVICES, PREFERENCE, chosen_device, make_device
 from ringmpi.errors import ConfigError
 from ringmpi.mask import Mask

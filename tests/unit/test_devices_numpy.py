@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from ringmpi.devices import Block, NumpyDevice, Queries
 from ringmpi.devices.numpy import TILE_COLUMNS, TILE_ROWS
 from ringmpi.mask import Mask

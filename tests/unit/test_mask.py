@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from ringmpi.devices.numpy import TILE_COLUMNS, TILE_ROWS
 from ringmpi.errors import ConfigError
 from ringmpi.layout import LAYOUTS, Layout

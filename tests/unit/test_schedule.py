@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from ringmpi.errors import ScheduleError
 from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.schedule import METHODS, Attend, Direction, Step, Transfer, check_schedule

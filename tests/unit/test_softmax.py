@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from ringmpi.errors import ShapeError
 from ringmpi.softmax import State, finish, merge, state_dtype
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from ringmpi.trace import COUNTS, MOMENTS, QUANTITIES, RECORD, Tally, Trace
 
 
