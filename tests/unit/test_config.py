@@ -42,6 +42,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "scale nan": ({"softmax_scale": float("nan")}, ["softmax_scale=nan", "finite"]),
     "window -1": ({"window": -1}, ["window=-1", "0 (only the own key) or more"]),
     "window beyond 64 bits": ({"window": 2**63}, [f"window={2**63}"]),
+    "seed beyond 2**53": ({"seed": 2**53 + 1}, [f"seed={2**53 + 1}", "at most 2**53"]),
     "documents falling": ({"documents": (0, 9, 5, 17)}, ["documents=0,9,5,17", "never fall"]),
     "documents late": ({"documents": (1, 17)}, ["documents=1,17", "start at 0"]),
     "documents too short": ({"documents": (0, 16)}, ["documents=0,16", "17"]),
@@ -225,7 +226,7 @@ def test_the_name_of_a_run_on_a_file_holds_the_name_of_the_file() -> None:
     [
         {"seq_len": 17},
         {"seq_len": 17, "documents": (0, 5, 5, 17), "window": 3, "softmax_scale": 0.1 + 0.2},
-        {"seq_len": 17, "output": "größe.h5", "seed": 2**70, "ranks": 3, "check_transfers": True},
+        {"seq_len": 17, "output": "größe.h5", "seed": 2**53, "ranks": 3, "check_transfers": True},
     ],
     ids=["plain", "numbers", "texts"],
 )
@@ -276,9 +277,6 @@ class TestToml:
         )
         assert isinstance(experiment.softmax_scale, float)
 
-    def test_documents_may_be_a_text(self, tmp_path: Path) -> None:
-        assert read_toml(write_toml(tmp_path, 'documents = "0,5,17"')) == {"documents": (0, 5, 17)}
-
     @pytest.mark.parametrize("written", ["head-dims", "head_dims"])
     def test_an_unknown_key_is_refused_with_the_nearest_name(
         self, tmp_path: Path, written: str
@@ -313,7 +311,7 @@ class TestToml:
             ("documents = 1.5", ["documents", "1.5"]),
             ("documents = [0, 1.5]", ["documents='0,1.5'", "whole numbers"]),
             ("documents = []", ["documents=''", "whole numbers"]),
-            ('documents = "0;17"', ["documents='0;17'", "whole numbers"]),
+            ('documents = "0;17"', ["documents='0;17'", "a list of whole numbers"]),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )

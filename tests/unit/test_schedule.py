@@ -218,19 +218,19 @@ def one_rank_fewer(schedules: Schedules) -> None:
 
 
 DAMAGE = {
-    "receive dropped": (no_receive, "do not match"),
+    "receive dropped": (no_receive, "rank 1, step 1: slot 1 holds block None, not block 0"),
     "send dropped": (no_send, "do not match"),
     "both ends of a hop dropped": (no_hop, "rank 1"),
     "all transfers dropped": (no_transfers, "slot"),
     "sent to another rank": (send_to_another, "do not match"),
     "received from another rank": (receive_from_another, "do not match"),
     "another block received": (receive_another_block, "rank 2"),
-    "another block sent": (send_another_block, "slot 1 holds 1, not block 3"),
+    "another block sent": (send_another_block, "slot 1 holds block 1, not block 3"),
     "another block hops": (hop_of_another_block, "rank 0"),
     "overwritten while attended": (overwritten_while_attended, "overwritten while block 0 is in use"),
     "overwritten while sent": (overwritten_while_sent, "overwritten while block 0 is in use"),
     "sent from the other slot": (sent_from_the_other_slot, "rank 3, step 1"),
-    "two arrive in one slot": (two_arrive_in_one_slot, "slot 1"),
+    "two arrive in one slot": (two_arrive_in_one_slot, "slot 1 is received into twice"),
     "attended before it came": (attended_before_it_came, "rank 1, step 0"),
     "attended twice": (attended_twice, "rank 1 attends to blocks"),
     "never attended": (never_attended, "rank 3 attends to blocks"),
