@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from dense import allowed_pairs, dense_attention, uniform_answer, uniform_inputs
-from running import Ended, Scenario
+from running import Ended, Queue, Scenario
 
 SIZES = (1, 2, 3, 4, 5, 8)
 LAYOUTS = ("contiguous", "striped", "zigzag")
@@ -210,7 +210,7 @@ def test_generated_inputs_are_verified_however_it_is_started(ended: Ended) -> No
     assert "# verdict: OK" in ended.stdout
 
 
-def test_every_rank_count_sees_the_same_problem(queue: Any) -> None:
+def test_every_rank_count_sees_the_same_problem(queue: Queue) -> None:
     paths = [queue.result(scenario).work / "r.h5" for scenario in (ALONE, AS_MODULE)]
     with h5py.File(paths[0]) as one, h5py.File(paths[1]) as two:
         assert dict(one["inputs"].attrs) == dict(two["inputs"].attrs)

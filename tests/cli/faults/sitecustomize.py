@@ -68,6 +68,18 @@ def _no_memory() -> None:
     raise MemoryError("a fault of the test")
 
 
+def _fork() -> None:
+    import subprocess
+
+    subprocess.run(["true"], check=False)
+
+
+def _pickle() -> None:
+    import pickle
+
+    pickle.dumps(bytes(100_000))
+
+
 #: What a fault does when its place is reached. `flip` and `scale` are done by the places themselves.
 ACTIONS: dict[str, Callable[[], None]] = {
     "raise": _raise,
@@ -75,6 +87,8 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "exit": lambda: sys.exit(0),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "fork": _fork,
+    "pickle": _pickle,
     "mark": lambda: None,
     "flip": lambda: None,
 }

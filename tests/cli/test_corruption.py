@@ -1,0 +1,194 @@
+"""Wrong numbers never pass: neither damaged on the way, nor on disk, nor computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from running import Ended, Queue, Scenario
+
+RUN = "run --seq-len 48 --heads 2 --head-dim 4 --causal --output r.h5"
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        pytest.param(
+            Scenario(4, f"{RUN} --check-transfers", fault="flip:rank=1:place=start:call=1"),
+            # In its second step rank 1 hands on the block of rank 0.
+            ["rank 2 of 4", "block 0 came damaged from rank 1 in step 1"],
+            id="a block handed on",
+        ),
+        pytest.param(
+            Scenario(3, f"{RUN} --check-transfers", fault="flip:rank=2:place=start:call=0"),
+            ["rank 0 of 3", "block 2 came damaged from rank 2 in step 0"],
+            id="the own block",
+        ),
+    ],
+    indirect=["ended"],
+)
+def test_damaged_block_is_named(ended: Ended, words: list[str]) -> None:
+    assert ended.returncode not in (0, 2), ended.told()
+    assert all(any(word in line for line in ended.complaints()) for word in words), ended.told()
+    assert ended.since("flip") < 10
+    assert "r.h5" not in ended.files()
+
+
+@pytest.mark.parametrize(
+    ("ended", "rank"),
+    [
+        pytest.param(Scenario(3, RUN, fault="flip:rank=2:place=forward:call=1"), 2, id="first repeat"),
+        pytest.param(Scenario(1, RUN, fault="flip:rank=0:place=forward:call=3"), 0, id="last repeat"),
+    ],
+    indirect=["ended"],
+)
+def test_repeat_with_other_bits_ends_the_job(ended: Ended, rank: int) -> None:
+    assert ended.returncode not in (0, 2), ended.told()
+    assert any(f"rank {rank} of" in line and "other bits" in line for line in ended.complaints())
+    assert "r.h5" not in ended.files()
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        pytest.param(Scenario(3, RUN, fault="scale:rank=1"), id="one rank"),
+        pytest.param(Scenario(1, f"{RUN} --verify sample:8", fault="scale"), id="sampled"),
+        pytest.param(Scenario(2, f"{RUN} --dtype bfloat16", fault="scale"), id="bfloat16"),
+    ],
+    indirect=True,
+)
+def test_wrong_device_fails_verification_and_has_no_times(
+    ended: Ended, launch: Callable[..., Ended]
+) -> None:
+    assert ended.returncode == 1, ended.told()
+    assert "# verdict: FAILED" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    with h5py.File(ended.work / "r.h5") as file:
+        assert file.attrs["complete"]
+        assert len(file["timings/started"]) == 0
+        assert not file["verification/lse"].attrs["passed"]
+    reported = launch(0, "report", ended.work / "r.h5")
+    assert "# verdict: FAILED" in reported.stdout, reported.told()
+    assert "GFLOP/s" not in reported.stdout
+    assert launch(0, "verify", ended.work / "r.h5").returncode == 1
+
+
+GOOD = Scenario(3, RUN)
+
+
+@pytest.fixture
+def good(queue: Queue, tmp_path: Path) -> Path:
+    """A copy of a good result."""
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes((queue.result(GOOD).work / "r.h5").read_bytes())
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("tensor", "index", "rank"),
+    [
+        pytest.param("out", (0, 1, 17, 2), 1, id="out"),
+        pytest.param("out", (0, 0, 47, 0), 2, id="last row of out"),
+        pytest.param("lse", (0, 1, 0), 0, id="lse"),
+    ],
+)
+@pytest.mark.parametrize("wrong", [0.5, np.nan], ids=["a little", "NaN"])
+def test_one_wrong_element_is_found_and_named(
+    tensor: str, index: tuple[int, ...], rank: int, wrong: float, good: Path, launch: Callable[..., Ended]
+) -> None:
+    with h5py.File(good, "a") as file:
+        right = float(file[f"outputs/{tensor}"][index])
+        file[f"outputs/{tensor}"][index] = right + wrong
+    ended = launch(0, "verify", good)
+    assert ended.returncode == 1, ended.told()
+    named = [line for line in ended.stdout.splitlines() if line.startswith(f"{tensor}[")]
+    assert len(named) == 1, ended.told()
+    assert named[0].startswith(f"{tensor}[{', '.join(map(str, index))}] of rank {rank}: found "), named
+    assert f"found {right + wrong:.5}"[:10] in named[0]
+    assert f"expected {right:.5}"[:13] in named[0]
+    assert ended.stdout.rstrip().endswith("# verdict: FAILED")
+
+
+@pytest.mark.parametrize(("row", "code"), [(0, 1), (47, 1), (None, 0)], ids=["first", "last", "none"])
+def test_sample_always_holds_the_first_and_the_last_row(
+    row: int | None, code: int, good: Path, launch: Callable[..., Ended]
+) -> None:
+    if row is not None:
+        with h5py.File(good, "a") as file:
+            file["outputs/out"][0, 0, row, 3] += 0.01
+    ended = launch(0, "verify", good, "--verify", "sample:2")
+    assert ended.returncode == code, ended.told()
+    assert "sample:2" in ended.stdout
+
+
+def test_shuffled_rows_and_zeros_fail(good: Path, launch: Callable[..., Ended]) -> None:
+    with h5py.File(good, "a") as file:
+        out = file["outputs/out"][:]
+        file["outputs/out"][:] = out[:, :, ::-1]
+    assert launch(0, "verify", good).returncode == 1
+    with h5py.File(good, "a") as file:
+        file["outputs/out"][:] = 0
+    assert launch(0, "verify", good).returncode == 1
+
+
+def assert_unreadable(ended: Ended, path: Path) -> None:
+    assert ended.returncode == 2, ended.told()
+    assert len(ended.complaints()) == 1, ended.told()
+    assert path.name in ended.complaints()[0]
+    assert "Traceback" not in ended.stderr, ended.told()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def mark_incomplete(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file.attrs["complete"] = False
+
+
+def lack_mark(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        del file.attrs["complete"]
+
+
+def another_version(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file.attrs["format_version"] = 99
+
+
+@pytest.mark.parametrize("command", ["verify", "report"])
+@pytest.mark.parametrize("damage", [cut, empty, mark_incomplete, lack_mark, another_version])
+def test_file_that_is_not_whole_is_refused(
+    damage: Callable[[Path], None], command: str, good: Path, launch: Callable[..., Ended]
+) -> None:
+    damage(good)
+    assert_unreadable(launch(0, command, good), good)
+
+
+def test_input_that_changed_since_the_run_is_refused(
+    tmp_path: Path, launch: Callable[..., Ended]
+) -> None:
+    path, result = tmp_path / "in.h5", tmp_path / "r.h5"
+    with h5py.File(path, "w") as file:
+        for name in "qkv":
+            file[name] = np.random.default_rng(1).standard_normal((1, 2, 20, 4))
+    options = ["--repeats", "1", "--verify", "none", "--output", result]
+    assert launch(0, "run", "--input", path, *options).returncode == 0
+    assert launch(0, "verify", result).returncode == 0
+    with h5py.File(path, "a") as file:
+        file["v"][0, 1, 7, 2] += 1
+    changed = launch(0, "verify", result)
+    assert_unreadable(changed, result)
+    assert "v is not what it was" in changed.complaints()[0]
+    path.unlink()
+    gone = launch(0, "verify", result)
+    assert gone.returncode == 2, gone.told()
+    assert len(gone.complaints()) == 1
