@@ -48,7 +48,7 @@ make_environment() {
                 }
             fi
             echo "# installing ringmpi[$extras]"
-            "$venv/bin/pip" install --quiet --disable-pip-version-check -e "${ringmpi_root}[$extras]"
+            "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check -e "${ringmpi_root}[$extras]"
             echo "$wanted" >"$installed"
         fi
     ) 9>"$ringmpi_root/.venv-$ringmpi_mpi.lock"

@@ -85,6 +85,7 @@ class Run:
                 self._require_finished_pass(interruption)
             self._write_rest(writer, interruption)
         if interruption is not None:
+            self.team.barrier()  # Nobody leaves, which would end the job, before rank 0 has written.
             self.say(f"finished work is in {self.path}")
             raise interruption
         self.job.watch.disarm()
@@ -110,7 +111,7 @@ class Run:
         experiment, passes = self.experiment, self.passes
         self.clocks.append(clock_offsets(self.team))
         runs = self.layout.runs(self.team.rank)
-        q, k, v = (shard_of(self.problem, name, runs, experiment.batch) for name in TENSORS)
+        q, k, v = (shard_of(self.problem, name, runs, experiment, self._heed) for name in TENSORS)
         with self._attention() as attention:
             for number in range(experiment.warmup + experiment.repeats):
                 timed = number >= experiment.warmup
@@ -167,6 +168,13 @@ class Run:
                 "a repeat gave other bits than the pass before it, from the same inputs"
             )
 
+    def _heed(self, doing: str = "makes its shard") -> None:
+        """Heed signals and answer ranks that ask, between two pieces of long work. Local."""
+        self.job.watch.look(lambda: doing)
+
+    def _heed_verification(self, done: int, total: int) -> None:
+        self._heed(f"verifies, {done} of {total} heads done")
+
     def _say_pass(self, number: int, records: Array) -> None:
         warmup, repeats = self.experiment.warmup, self.experiment.repeats
         timed = number >= warmup
@@ -195,11 +203,9 @@ class Run:
             return
         started = time.perf_counter()
         if writer is not None:
-
-            def heed(done: int, total: int) -> None:
-                self.job.watch.look(lambda: f"verifies head {done} of {total}")
-
-            self.verdicts = verify(writer, self.problem, experiment, self.layout, heed)
+            self.verdicts = verify(
+                writer, self.problem, experiment, self.layout, self._heed_verification
+            )
         self.verdicts = self.team.share(self.verdicts)
         verdict = "passed" if all(verdict.passed for verdict in self.verdicts) else "FAILED"
         self.say(f"verification {verdict}: {time.perf_counter() - started:.1f} s ({experiment.verify})")
@@ -248,7 +254,7 @@ class Run:
     def _write_inputs(self, writer: ResultWriter | None) -> None:
         experiment, runs = self.experiment, self.layout.runs(self.team.rank)
         for name in TENSORS:
-            shard = shard_of(self.problem, name, runs, experiment.batch)
+            shard = shard_of(self.problem, name, runs, experiment, self._heed)
             if writer is not None:
                 shape = (*shard.shape[:2], experiment.seq_len, experiment.head_dim)
                 writer.tensor(f"inputs/{name}", shape, shard.dtype)

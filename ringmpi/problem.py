@@ -7,7 +7,8 @@ verifier needs nothing from the ranks that it judges.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -136,9 +137,33 @@ def problem_of(experiment: Experiment) -> Problem:
     return FromFile(experiment) if experiment.input else Generated(experiment)
 
 
-def shard_of(problem: Problem, tensor: str, runs: Runs, batch: int) -> Array:
-    """Return all heads of some rows, shape (batch, heads, tokens, head_dim). Local."""
-    return problem.rows(tensor, runs, range(problem.heads_of(tensor)), range(batch))
+def shard_of(
+    problem: Problem, tensor: str, runs: Runs, experiment: Experiment, between: Callable[[], None]
+) -> Array:
+    """Return all heads of some rows, head by head. Local.
+
+    Parameters
+    ----------
+    problem : Problem
+    tensor : str
+    runs : tuple of range
+        Positions of the rows.
+    experiment : Experiment
+    between : callable
+        Called after every head; may raise to give up.
+
+    Returns
+    -------
+    ndarray, shape (batch, heads, tokens, head_dim)
+    """
+    heads = problem.heads_of(tensor)
+    shape = (experiment.batch, heads, sum(map(len, runs)), experiment.head_dim)
+    shard = np.empty(shape, numpy_dtype(experiment.dtype))
+    for batch, head in product(range(experiment.batch), range(heads)):
+        one = range(head, head + 1), range(batch, batch + 1)
+        shard[batch, head] = problem.rows(tensor, runs, *one)[0, 0]
+        between()
+    return shard
 
 
 def pieces_of(seq_len: int, width: int) -> Iterator[range]:

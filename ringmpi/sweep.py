@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ringmpi.comm.launcher import find_launcher, shown
+from ringmpi.comm.signals import HEEDED_SIGNALS
 from ringmpi.config import Experiment, experiment_from, options, parse
 from ringmpi.errors import FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
 from ringmpi.metrics import by_rank, makespans
@@ -30,9 +31,6 @@ from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
 from ringmpi.report.tables import make_console, milliseconds, percent, plain_table
 from ringmpi.store import ResultFile, refusal
-
-#: Signals that end a sweep in order; they are passed on to the job that is running.
-HEEDED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 #: Seconds that the running job has to end after a signal was passed on, before it is killed. A job stops
 #: within 5 s or one step, whichever is longer.

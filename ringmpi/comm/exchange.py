@@ -18,7 +18,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS
-from ringmpi.comm.watch import Patience, Watch
+from ringmpi.comm.watch import Watch
 from ringmpi.errors import TransportError, check_choice
 from ringmpi.schedule import Direction, Transfer
 
@@ -133,22 +133,19 @@ class Exchange:
         Raises
         ------
         StalledRingError
-            If none of them makes progress for the time limit.
+            If none of them makes progress for the time limit, and no rank is just slow.
         TransportError
             If a block arrived damaged.
         Interrupted
             If some rank received a signal.
         """
-        patience, last_progress = Patience(), time.monotonic()
         self._watch.look(self._doing)
+        wait = self._watch.begin_wait(self._doing)
         while self._pending:
             if self._test():
-                last_progress = time.monotonic()
-                continue
-            self._watch.look(self._doing)
-            if time.monotonic() - last_progress > self._watch.timeout:
-                self._watch.give_up(self._doing)
-            patience.rest()
+                wait.progressed()
+            else:
+                wait.rest()
         if self._check_transfers:
             self._compare_checksums()
 

@@ -40,8 +40,9 @@ class Job:
     """
 
     def __init__(self, mpi: Any, timeout: float) -> None:
+        from ringmpi.comm.signals import Signals
         from ringmpi.comm.team import Team
-        from ringmpi.comm.watch import Signals, Watch
+        from ringmpi.comm.watch import Watch
 
         signals = Signals()
         signals.heed()
