@@ -128,6 +128,8 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    # h5py starts a process as it loads, and none may be started once MPI is initialised.
+    import ringmpi.store  # noqa: F401
     from ringmpi.comm.job import Job, run_job
 
     experiment = _experiment(_given(arguments))

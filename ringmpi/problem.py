@@ -24,8 +24,9 @@ Array = NDArray[Any]
 
 TENSORS = ("q", "k", "v")
 
-#: Values that are made or read at a time when a whole tensor is walked through: 32 MiB of float32.
-PIECE_VALUES = 2**23
+#: Values that are made or read at a time when a whole tensor is walked through: making
+#: them takes about 40 bytes each.
+PIECE_VALUES = 2**20
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -50,9 +50,19 @@ def rank_facts() -> dict[str, Any]:
     return {
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
-        "threads": int(os.environ.get("OMP_NUM_THREADS", "0") or 0),
+        "threads": blas_threads(),
         "affinity": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
     }
+
+
+def blas_threads(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the threads that BLAS may use; 0 where the environment does not say it in numbers. Local.
+
+    >>> blas_threads({"OMP_NUM_THREADS": "4,2"})
+    4
+    """
+    first = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isdigit() else 0
 
 
 def machine_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class ResultWriter:
                 "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "ringmpi_version": ringmpi.__version__,
                 "config": json.dumps(experiment.record()),
-                "command": command,
+                "command": _storable(command),
             }
         )
 
@@ -131,7 +131,9 @@ class ResultWriter:
 
     def texts(self, name: str, values: Sequence[str], description: str) -> None:
         """Write one text a rank."""
-        dataset = self._file.create_dataset(name, data=list(values), dtype=h5py.string_dtype())
+        dataset = self._file.create_dataset(
+            name, data=[_storable(text) for text in values], dtype=h5py.string_dtype()
+        )
         dataset.attrs["description"] = description
 
     def facts(self, group: str, facts: Mapping[str, Any]) -> None:
@@ -139,7 +141,8 @@ class ResultWriter:
         attributes = self._file.require_group(group).attrs
         for name, value in facts.items():
             plain = isinstance(value, (bool, int, float, str))
-            attributes[name] = value if plain else json.dumps(value, default=str)
+            told = value if plain else json.dumps(value, default=str)
+            attributes[name] = _storable(told) if isinstance(told, str) else told
 
     def records(self, group: str, shape: tuple[int, int, int]) -> None:
         """Make a dataset [repeat, rank, step] for each quantity of a trace."""
@@ -193,13 +196,15 @@ class ResultFile:
             raise StoreError(f"{path}: another process is writing to it; try again later") from error
         except OSError as error:
             raise StoreError(f"{path}: not an HDF5 file, or a damaged one: {error}") from error
-        attributes = self._file.attrs
-        if not attributes.get("complete", False):
+        complete = self._file.attrs.get("complete", False)
+        version = self._file.attrs.get("format_version")
+        if not complete or version != FORMAT_VERSION:
+            self._file.close()
+        if not complete:
             raise StoreError(f"{path}: not a complete result file of ringmpi")
-        if attributes.get("format_version") != FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise StoreError(
-                f"{path}: has format version {attributes.get('format_version')}, this ringmpi reads "
-                f"{FORMAT_VERSION}"
+                f"{path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
             )
 
     def __enter__(self) -> ResultFile:
@@ -276,6 +281,11 @@ class ResultFile:
         for name in QUANTITIES:
             records[name] = self._file[f"{group}/{name}"][...]
         return records
+
+
+def _storable(text: str) -> str:
+    """Return a text that HDF5 can hold: file names and host names may contain bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:

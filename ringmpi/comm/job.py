@@ -17,6 +17,9 @@ from typing import Any
 from ringmpi.comm.launcher import Launch, check_library, check_size
 from ringmpi.errors import BROKEN, Interrupted, LaunchError, RingMPIError, StalledRingError
 
+#: Seconds between the last words of a rank and its abort: the launcher drops what it has not yet forwarded.
+LAST_WORDS = 0.3
+
 #: Seconds that ranks wait for the abort of another rank before they leave by themselves.
 ABORT_GRACE = 5.0
 
@@ -152,6 +155,7 @@ def _abort(comm: Any, error: BaseException, code: int) -> None:
     # One write, so that lines of several ranks do not mix.
     sys.stdout.flush()
     os.write(sys.stderr.fileno(), (prefixed + "\n").encode())
+    time.sleep(LAST_WORDS)
     comm.Abort(code)
 
 
@@ -160,6 +164,7 @@ def _leave(comm: Any, code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     if comm.rank == 0:
+        time.sleep(LAST_WORDS)
         comm.Abort(code)
     time.sleep(ABORT_GRACE)
     os._exit(code)
