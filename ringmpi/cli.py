@@ -166,7 +166,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="PNG",
-        help="draw a timeline of each file [beside it, with the ending .png]",
+        help="draw the timelines of all files into one picture [a picture beside each file]",
     )
 
 

@@ -36,13 +36,13 @@ run() {
 
 for part in $parts; do
     case $part in
-        unit | property | cli | jobs) run "$part" 900 python -m pytest -q "tests/$part" ;;
-        docs) run docs 120 python -m pytest -q --doctest-modules ringmpi ;;
+        unit | property | cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
+        docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
             for count in $ranks; do
                 # One set of processes a rank count: starting them is most of the time.
                 run "mpi on $count rank(s)" 600 \
-                    mpiexec -n "$count" python -m pytest -q --with-mpi tests/mpi
+                    mpiexec -n "$count" python -m pytest -q --color=no --with-mpi tests/mpi
             done
             ;;
         *)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -10,60 +11,69 @@ mpl.use("Agg")  # Files only: a batch job has no screen.
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ringmpi.metrics import makespans, stall_time
+from ringmpi.metrics import compute_time, makespans, stall_time
 from ringmpi.store import ResultFile
 
 COLOURS = {"compute": "#4878a8", "stall": "#d1495b", "overhead": "#c9c9c9"}
 
 
-def timeline(result: ResultFile, path: Path) -> None:
-    """Draw when each rank computed and when it stalled, in the repeat of median length. Local.
+def timelines(results: Sequence[ResultFile], path: Path) -> None:
+    """Draw when each rank computed and when it stalled, one file below the other on one time axis. Local.
 
     Parameters
     ----------
-    result : ResultFile
+    results : sequence of ResultFile
+        Each with at least one timed repeat; the one of median length is drawn.
     path : Path
         PNG or SVG by its ending.
     """
+    heights = [0.42 * result.size for result in results]
+    figure, axes = plt.subplots(
+        len(results),
+        figsize=(9, 1.0 + 0.7 * len(results) + sum(heights)),
+        height_ratios=heights,
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, result in zip(axes[:, 0], results, strict=True):
+        _draw(axis, result)
+    axes[-1, 0].set_xlabel("time, ms")
+    figure.legend(
+        handles=[Patch(color=colour, label=name) for name, colour in COLOURS.items()],
+        loc="outside lower center",
+        ncols=len(COLOURS),
+        frameon=False,
+    )
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw(axis: Axes, result: ResultFile) -> None:
+    """Draw the ranks of one file, on rank 0's clock, from the first start on."""
     timings = result.timings()
     spans = makespans(timings)
     repeat = int(np.argsort(spans)[len(spans) // 2])
     records = timings.records[repeat]
     origin = (records["started"][:, 0] - timings.offsets).min()
-    size = result.size
-
-    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.42 * size), layout="constrained")
-    for rank in range(size):
-        steps = records[rank]
+    for rank, steps in enumerate(records):
         shift = timings.offsets[rank] + origin
-        begin, launched = steps["started"] - shift, steps["launched"] - shift
-        done, end = steps["compute_done"] - shift, steps["step_end"] - shift
-        stall = stall_time(steps)
         bars = {
-            "overhead": (begin, end - begin),
-            "compute": (launched, done - launched),
-            "stall": (done, stall),
+            "overhead": (steps["started"], steps["step_end"] - steps["started"]),
+            "compute": (steps["launched"], compute_time(steps)),
+            "stall": (steps["compute_done"], stall_time(steps)),
         }
-        for name, (left, width) in bars.items():
-            pairs = list(zip(left * 1e3, width * 1e3, strict=True))
-            axes.broken_barh(pairs, (rank - 0.4, 0.8), color=COLOURS[name], linewidth=0)
-        for number in range(len(steps)):
-            axes.plot([begin[number] * 1e3] * 2, [rank - 0.4, rank + 0.4], color="black", linewidth=0.6)
-    axes.set(
-        xlabel="time, ms",
+        for name, (begin, length) in bars.items():
+            pairs = list(zip((begin - shift) * 1e3, length * 1e3, strict=True))
+            axis.broken_barh(pairs, (rank - 0.4, 0.8), color=COLOURS[name], linewidth=0)
+        begins = (steps["started"] - shift) * 1e3
+        axis.vlines(begins, rank - 0.4, rank + 0.4, color="black", linewidth=0.6)
+    axis.set(
         ylabel="rank",
-        yticks=range(size),
-        title=f"{result.path.stem}: {spans[repeat] * 1e3:.1f} ms, a black line begins each step",
+        yticks=range(result.size),
+        title=f"{result.path.stem}: {spans[repeat] * 1e3:.1f} ms; a black line begins each step",
     )
-    axes.invert_yaxis()
-    axes.legend(
-        handles=[Patch(color=colour, label=name) for name, colour in COLOURS.items()],
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.22 - 0.1 / size),
-        ncols=3,
-        frameon=False,
-    )
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    axis.invert_yaxis()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+
+from rich.console import Console
 
 from ringmpi.errors import ConfigError, MissingCapabilityError
 from ringmpi.report.tables import make_console, report
@@ -11,40 +14,44 @@ from ringmpi.store import ResultFile
 
 
 def report_files(paths: Sequence[str], plot: str | None) -> None:
-    """Print the tables of each file, and draw its timeline if asked to. Local.
+    """Print the tables of each file, and draw timelines if asked to. Local.
 
     Parameters
     ----------
     paths : sequence of str
     plot : str or None
-        None for no picture, an empty text for one beside each file, else where the picture goes.
+        None for no picture, an empty text for one beside each file, else where one picture of all goes.
 
     Raises
     ------
     StoreError
         If a file is not a complete result.
     ConfigError
-        If one picture is named for several files.
+        If there is nothing to draw.
+    MissingCapabilityError
+        If matplotlib is not installed.
     """
-    if plot and len(paths) > 1:
-        raise ConfigError(f"plot={plot}: one name for {len(paths)} files; leave the name away")
     console = make_console()
-    for path in paths:
-        with ResultFile(path) as result:
+    with ExitStack() as stack:
+        results = [stack.enter_context(ResultFile(path)) for path in paths]
+        for result in results:
             report(result, console)
-            if plot is not None:
-                picture = Path(plot) if plot else result.path.with_suffix(".png")
-                _draw(result, picture)
-                console.print(f"# timeline: {picture}", soft_wrap=True)
+        if plot:
+            _draw(results, Path(plot), console)
+        elif plot is not None:
+            for result in results:
+                _draw([result], result.path.with_suffix(".png"), console)
 
 
-def _draw(result: ResultFile, picture: Path) -> None:
+def _draw(results: Sequence[ResultFile], picture: Path, console: Console) -> None:
     try:
-        from ringmpi.report.plots import timeline
+        from ringmpi.report.plots import timelines
     except ModuleNotFoundError as error:
         raise MissingCapabilityError(
             f"plot: {error.name} is not installed; pip install 'ringmpi[plot]'"
         ) from error
-    if not len(result.timings().records):
-        raise ConfigError(f"plot={picture}: {result.path} has no timed repeat to draw")
-    timeline(result, picture)
+    for result in results:
+        if not len(result.timings().records):
+            raise ConfigError(f"plot={picture}: {result.path} has no timed repeat to draw")
+    timelines(results, picture)
+    console.print(f"# timeline: {picture}", soft_wrap=True)
