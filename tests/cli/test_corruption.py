@@ -97,7 +97,12 @@ def good(queue: Queue, tmp_path: Path) -> Path:
 )
 @pytest.mark.parametrize("wrong", [0.5, np.nan], ids=["a little", "NaN"])
 def test_one_wrong_element_is_found_and_named(
-    tensor: str, index: tuple[int, ...], rank: int, wrong: float, good: Path, launch: Callable[..., Ended]
+    tensor: str,
+    index: tuple[int, ...],
+    rank: int,
+    wrong: float,
+    good: Path,
+    launch: Callable[..., Ended],
 ) -> None:
     with h5py.File(good, "a") as file:
         right = float(file[f"outputs/{tensor}"][index])

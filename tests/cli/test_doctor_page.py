@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-from running import Ended, launcher, under_open_mpi
+from running import Ended, Running, launcher, under_open_mpi
 
 
 def lines_of(ended: Ended) -> dict[str, str]:
@@ -28,38 +27,34 @@ def test_doctor_tells_library_launcher_hdf5_and_compiler(launch: Callable[..., E
     assert "numpy" in lines["devices"]
 
 
-def test_doctor_works_without_a_launcher(tmp_path: Path, launch: Callable[..., Ended]) -> None:
-    # A Python in a folder without mpiexec, which finds its packages by their path.
-    bare = tmp_path / "bin" / "python3"
-    bare.parent.mkdir()
-    code = f"import sys; sys.executable = {str(bare)!r}; from ringmpi.cli import main; sys.exit(main(['doctor']))"
-    (tmp_path / "doctor.py").write_text(code)
-    from running import Running
+def doctor_beside(folder: Path, tmp_path: Path, env: dict[str, str]) -> Ended:
+    """Let the doctor believe that its Python lies in another folder."""
+    script = tmp_path / "doctor.py"
+    script.write_text(
+        f"import sys\nsys.executable = {str(folder / 'python3')!r}\n"
+        "from ringmpi.cli import main\nsys.exit(main(['doctor']))\n"
+    )
+    return Running([sys.executable, script], tmp_path / "job", env).wait(60)
 
-    command = [sys.executable, tmp_path / "doctor.py"]
-    ended = Running(command, tmp_path / "job", {"PATH": str(bare.parent)}).wait(60)
-    lines = lines_of(ended)
+
+def test_doctor_works_without_a_launcher(tmp_path: Path) -> None:
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    lines = lines_of(doctor_beside(bare, tmp_path, {"PATH": str(bare)}))
     assert "no such command" in lines["launcher"]
     assert "hdf5" in lines
 
 
 def test_doctor_names_a_launcher_of_another_library(tmp_path: Path) -> None:
-    other = "HYDRA build details" if under_open_mpi() else "mpiexec (OpenRTE) 5.0"
     fake = tmp_path / "bin" / "mpiexec"
     fake.parent.mkdir()
+    other = "HYDRA build details" if under_open_mpi() else "mpiexec (OpenRTE) 5.0"
     fake.write_text(f"#!/bin/sh\necho '{other}'\n")
     fake.chmod(0o755)
-    python = fake.parent / "python3"
-    code = f"import sys; sys.executable = {str(python)!r}; from ringmpi.cli import main; sys.exit(main(['doctor']))"
-    (tmp_path / "doctor.py").write_text(code)
-    from running import Running
-
-    ended = Running([sys.executable, tmp_path / "doctor.py"], tmp_path / "job", {}).wait(60)
-    assert "does not belong" in lines_of(ended)["problem"]
+    assert "does not belong" in lines_of(doctor_beside(fake.parent, tmp_path, {}))["problem"]
 
 
-@pytest.mark.parametrize("option", ["--version"])
-def test_version_is_told(option: str, launch: Callable[..., Ended]) -> None:
-    ended = launch(0, option)
+def test_version_is_told(launch: Callable[..., Ended]) -> None:
+    ended = launch(0, "--version")
     assert ended.returncode == 0
     assert ended.stdout.startswith("ringmpi 0.")

@@ -41,7 +41,10 @@ RAISING = {
     ("ended", "rank", "ranks"),
     [
         pytest.param(
-            failing(ranks, f"raise:rank={rank}:place={place}", as_module=as_module), rank, ranks, id=name
+            failing(ranks, f"raise:rank={rank}:place={place}", as_module=as_module),
+            rank,
+            ranks,
+            id=name,
         )
         for name, (rank, ranks, place, as_module) in RAISING.items()
     ],

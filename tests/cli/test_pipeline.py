@@ -22,7 +22,9 @@ DOCUMENTS = (0, 1, 13, 13, 37)
 
 def uniform_file(work: Path) -> None:
     with h5py.File(work / "uniform.h5", "w") as file:
-        for name, values in zip("qkv", uniform_inputs(BATCH, HEADS, KV_HEADS, TOKENS, WIDTH), strict=True):
+        for name, values in zip(
+            "qkv", uniform_inputs(BATCH, HEADS, KV_HEADS, TOKENS, WIDTH), strict=True
+        ):
             file[name] = values
 
 
@@ -92,16 +94,19 @@ def test_file_holds_what_the_ranks_recorded(ended: Ended) -> None:
 
 
 @pytest.mark.parametrize("ended", RINGS[1:3], indirect=True)
-def test_verify_report_and_plot_take_the_file(ended: Ended, launch: Callable[..., Ended]) -> None:
-    # The input is named relative to the folder of the run, and so that is where it is verified.
-    path = ended.work / "out/u.h5"
-    config = json.loads(h5py.File(path).attrs["config"])
+def test_verify_report_and_plot_take_the_file(
+    ended: Ended, tmp_path: Path, launch: Callable[..., Ended]
+) -> None:
+    path = tmp_path / "moved.h5"
+    path.write_bytes((ended.work / "out/u.h5").read_bytes())
+    # The input was named relative to the folder of the run; here it is verified from another one.
     with h5py.File(path, "a") as file:
+        config = json.loads(file.attrs["config"])
         file.attrs["config"] = json.dumps({**config, "input": str(ended.work / "uniform.h5")})
     verified = launch(0, "verify", path)
     assert verified.returncode == 0, verified.told()
     assert verified.stdout.rstrip().endswith("# verdict: OK")
-    picture = ended.work.parent / "picture.png"
+    picture = tmp_path / "picture.png"
     reported = launch(0, "report", path, "--plot", picture)
     assert reported.returncode == 0, reported.told()
     assert "# verdict: OK" in reported.stdout
@@ -110,7 +115,9 @@ def test_verify_report_and_plot_take_the_file(ended: Ended, launch: Callable[...
 
 
 VARIANTS = {
-    "packed documents from the file, causal, striped": uniform(3, "striped", "--causal", files=packed_file),
+    "packed documents from the file, causal, striped": uniform(
+        3, "striped", "--causal", files=packed_file
+    ),
     "packed documents from the file, zigzag": uniform(2, "zigzag", files=packed_file),
     "documents as an option": uniform(2, "striped", "--documents 0,1,13,13,37"),
     "window longer than a shard": uniform(4, "contiguous", "--causal --window 10"),
@@ -147,7 +154,9 @@ def test_masks_and_options_give_the_closed_form(ended: Ended, mask: dict[str, An
     "ended",
     [
         pytest.param(
-            Scenario(3, "run --input random.h5 --causal --output r.h5 --store-inputs", files=random_file),
+            Scenario(
+                3, "run --input random.h5 --causal --output r.h5 --store-inputs", files=random_file
+            ),
             id="bfloat16, one KV head, batch 2, documents",
         )
     ],
@@ -228,7 +237,11 @@ def toml_file(work: Path) -> None:
 
 @pytest.mark.parametrize(
     "ended",
-    [pytest.param(Scenario(2, "run --config run.toml --head-dim 6 --output r.h5", files=toml_file), id="")],
+    [
+        pytest.param(
+            Scenario(2, "run --config run.toml --head-dim 6 --output r.h5", files=toml_file), id=""
+        )
+    ],
     indirect=True,
 )
 def test_options_come_from_a_file_and_the_command_line_outranks_it(ended: Ended) -> None:

@@ -37,7 +37,9 @@ def signalling(number: int, target: str, after: str) -> Callable[[Running], None
         running.note("signalled")
         if target == "mpiexec":
             running.process.send_signal(number)
-        for pid in pids.values() if target == "all" else [pids[int(target)]] if target.isdigit() else []:
+        for pid in (
+            pids.values() if target == "all" else [pids[int(target)]] if target.isdigit() else []
+        ):
             os.kill(pid, number)
 
     return act

@@ -9,8 +9,8 @@ from running import Ended, Scenario
 
 TIMEOUT = 3.0
 
-#: Seconds from the rank's last sign of life to the end of the job: the time limit, 2 s in which the others are
-#: asked, 2 s in which one of them draws the picture, and 10 s for the abort itself.
+#: Seconds from the rank's last sign of life to the end of the job: the time limit, 2 s in which the others
+#: are asked, 2 s in which one of them draws the picture, and 10 s for the abort itself.
 LIMIT = TIMEOUT + 2.0 + 2.0 + 10.0
 
 RUN = f"run --seq-len 48 --heads 2 --head-dim 4 --timeout {TIMEOUT:g} --output r.h5"
@@ -39,7 +39,9 @@ def test_stalled_ring_is_drawn(ended: Ended, stopped: int) -> None:
     assert "no answer" in told[str(stopped)], ended.told()
     after = (stopped + 1) % 4
     # Its neighbour waits for a block from it; whoever waits for nothing from it says so as well.
-    assert re.match(rf"step \d: waits for .*block \d from rank {stopped}", told[str(after)]), ended.told()
+    assert re.match(rf"step \d: waits for .*block \d from rank {stopped}", told[str(after)]), (
+        ended.told()
+    )
     assert all("waits for" in told[str(rank)] for rank in range(4) if rank != stopped), ended.told()
     assert "Traceback" not in ended.stderr, ended.told()
     assert "r.h5" not in ended.files()
