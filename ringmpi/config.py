@@ -15,7 +15,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS
+from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS
 from ringmpi.devices import DEVICES, MAX_HEAD_DIM
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS
@@ -90,6 +90,7 @@ class Experiment:
     progress: str = _option(
         "poll", str, "is MPI called while computing: between tiles, or not at all", choices=PROGRESS
     )
+    transport: str = _option("auto", str, "how blocks get from the device to MPI", choices=TRANSPORTS)
     repeats: int = _option(3, int, "timed passes", metavar="R")
     warmup: int = _option(1, int, "passes before the timed ones", metavar="R")
     seed: int = _option(0, int, "of generated inputs and of sampled rows", metavar="S")

@@ -1,0 +1,89 @@
+"""Scripts that people submit: they parse, and what they run is accepted by the real parser."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ringmpi import cli
+from ringmpi.config import experiment_from
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), ROOT / "tests/run.sh", ROOT / ".ci/run"])
+RUNNABLE = [script for script in SCRIPTS if script.name != "environment.sh"]
+JOBS = [script for script in RUNNABLE if script.parent.name == "jobs"]
+
+
+def named(script: Path) -> str:
+    return script.name
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=named)
+def test_script_parses(script: Path) -> None:
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("script", RUNNABLE, ids=named)
+def test_script_stops_at_the_first_error_and_at_unset_names(script: Path) -> None:
+    # The test runner goes on after a failed part, on purpose, and says so in its exit code.
+    expected = "set -uo pipefail" if script.name == "run.sh" else "set -euo pipefail"
+    assert expected in script.read_text().splitlines()
+
+
+@pytest.mark.parametrize("script", JOBS, ids=named)
+def test_commands_of_a_job_are_accepted_by_the_parser(script: Path, tmp_path: Path) -> None:
+    """The script runs with stand-ins for launcher and program, which write down what they are given."""
+    written = tmp_path / "commands"
+    stand_ins = tmp_path / "bin"
+    stand_ins.mkdir()
+    (stand_ins / "mpiexec").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    (stand_ins / "ringmpi").write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$*" >>{shlex.quote(str(written))}\n'
+    )
+    # jobs/exactness.sh post-processes the table of a sweep, which nobody makes here.
+    (stand_ins / "python").write_text("#!/bin/sh\ncat >/dev/null\n")
+    for stand_in in stand_ins.iterdir():
+        stand_in.chmod(0o755)
+    job = tmp_path / "jobs" / script.name
+    job.parent.mkdir()
+    job.write_text(script.read_text())
+    (job.parent / "environment.sh").write_text("ringmpi_mpi=mpich\n")
+    environment = os.environ | {
+        "PATH": f"{stand_ins}:{os.environ['PATH']}",
+        "OUT": str(tmp_path / "out"),
+    }
+    subprocess.run(["bash", job], check=True, env=environment, timeout=60, stdout=subprocess.DEVNULL)
+
+    commands = written.read_text().splitlines()
+    assert commands
+    for command in commands:
+        arguments = cli._parser().parse_args(shlex.split(command))
+        if command.startswith("run"):
+            given = cli._given(arguments)
+            found = {"seq_len": 8, "dtype": "float32"} if "input" in given else None
+            experiment_from(given, found)
+
+
+def test_open_mpi_is_told_by_environment_variables_only_where_needed() -> None:
+    """MPICH's launcher must not see them, and no script passes Open MPI's flags to a launcher."""
+    environment = (ROOT / "jobs/environment.sh").read_text()
+    assert re.search(r'if \[ "\$ringmpi_mpi" = openmpi \]; then\n    export PRTE_MCA', environment)
+    for script in JOBS:
+        assert "--oversubscribe" not in script.read_text()
+        assert "--allow-run-as-root" not in script.read_text()
+
+
+@pytest.mark.parametrize("wanted", ["intel", "MPICH", ""])
+def test_an_unknown_mpi_is_refused(wanted: str) -> None:
+    environment = os.environ | {"RINGMPI_MPI": wanted or "none"}
+    done = subprocess.run(
+        ["bash", ROOT / "jobs/demo.sh"], capture_output=True, text=True, timeout=20, env=environment
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"RINGMPI_MPI={wanted or 'none'}: use mpich or openmpi"
