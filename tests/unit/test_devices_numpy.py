@@ -101,6 +101,7 @@ def striped(tokens: int, size: int) -> list[NDArray[np.int64]]:
 GRID = {
     "one token": (Case(tokens=1), [np.arange(1)]),
     "blocks of 0, 1, 3 and 13": (Case(), cut(17, 0, 1, 3)),
+    "one block of 17": (Case(causal=True), [np.arange(17)]),
     "causal": (Case(causal=True), cut(17, 0, 1, 3)),
     "causal striped": (Case(causal=True), striped(17, 3)),
     "causal, queries at the end": (Case(queries=3, causal=True), cut(17, 6, 6)),

@@ -36,7 +36,8 @@ def generated(**given: Any) -> Generated:
 
 
 def whole(problem: Any, tensor: str, tokens: int = 17, batch: int = 1) -> Array:
-    return shard_of(problem, tensor, (range(tokens),), batch)
+    heads = range(problem.heads_of(tensor))
+    return np.asarray(problem.rows(tensor, (range(tokens),), heads, range(batch)))
 
 
 @pytest.mark.parametrize("name", DTYPES)
@@ -67,7 +68,7 @@ class TestGenerated:
         shards = Layout(layout, 17, 3)
 
         for rank in range(3):
-            shard = shard_of(problem, "k", shards.runs(rank), 1)
+            shard = problem.rows("k", shards.runs(rank), range(3), range(1))
             assert np.array_equal(shard, everything[:, :, shards.positions(rank)])
 
     @pytest.mark.parametrize(
@@ -147,7 +148,45 @@ def test_pieces_partition_a_sequence(tokens: int, width: int) -> None:
     pieces = list(pieces_of(tokens, width))
 
     assert [at for piece in pieces for at in piece] == list(range(tokens))
-    assert all(len(piece) * width <= 2**23 or len(piece) == 1 for piece in pieces)
+    assert all(len(piece) * width <= room.PIECE_VALUES or len(piece) == 1 for piece in pieces)
+
+
+class TestShard:
+    """A shard is made head by head, so that making it can be given up."""
+
+    EXPERIMENT = experiment_from(
+        {"seq_len": 17, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 5, "dtype": "bfloat16"}
+    )
+
+    @pytest.mark.parametrize("rank", [0, 1, 2])
+    @pytest.mark.parametrize("tensor", TENSORS)
+    def test_it_holds_all_heads_of_its_rows(self, tensor: str, rank: int) -> None:
+        problem, layout = Generated(self.EXPERIMENT), Layout("zigzag", 17, 3)
+
+        shard = shard_of(problem, tensor, layout.runs(rank), self.EXPERIMENT, lambda: None)
+
+        expected = whole(problem, tensor, batch=2)[:, :, layout.positions(rank)]
+        assert shard.dtype == DTYPES["bfloat16"]
+        assert np.array_equal(shard, expected)
+
+    def test_it_may_have_no_tokens(self) -> None:
+        shard = shard_of(Generated(self.EXPERIMENT), "k", (), self.EXPERIMENT, lambda: None)
+
+        assert shard.shape == (2, 2, 0, 5)
+
+    def test_there_is_a_look_around_after_every_head(self) -> None:
+        looks: list[int] = []
+
+        shard_of(Generated(self.EXPERIMENT), "q", (range(1),), self.EXPERIMENT, lambda: looks.append(1))
+
+        assert len(looks) == 2 * 4
+
+    def test_it_can_be_given_up(self) -> None:
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            shard_of(Generated(self.EXPERIMENT), "q", (range(1),), self.EXPERIMENT, stop)
 
 
 @pytest.mark.parametrize("piece_values", [1, 35, 2**23])

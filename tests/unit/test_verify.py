@@ -12,7 +12,7 @@ from ringmpi.config import Experiment, experiment_from
 from ringmpi.devices import Block, NumpyDevice, Queries
 from ringmpi.layout import Layout, Runs
 from ringmpi.mask import Mask
-from ringmpi.problem import TENSORS, Generated, Problem, shard_of
+from ringmpi.problem import TENSORS, Generated, Problem
 from ringmpi.softmax import state_dtype
 from ringmpi.verify import Verdict, verify
 
@@ -72,7 +72,8 @@ class Arrays:
 def tensors_of(experiment: Experiment, problem: Problem | None = None) -> tuple[Array, Array, Array]:
     problem = problem or Generated(experiment)
     everything = (range(experiment.seq_len),)
-    q, k, v = (shard_of(problem, name, everything, experiment.batch) for name in TENSORS)
+    batch = range(experiment.batch)
+    q, k, v = (problem.rows(name, everything, range(problem.heads_of(name)), batch) for name in TENSORS)
     return q, k, v
 
 
