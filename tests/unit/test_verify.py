@@ -34,7 +34,7 @@ GIVEN: dict[str, Any] = {
 LAYOUT = Layout("zigzag", TOKENS, SIZE)
 
 NARROW = ("float16", "bfloat16")
-CONTROL_DTYPES = ("float32", *NARROW)
+CONTROL_DTYPES = ("float64", "float32", *NARROW)
 
 
 @dataclass
@@ -319,8 +319,8 @@ def test_a_wrong_result_fails(tensor: str, damage: Damage, dtype: str) -> None:
 
 
 def nudged(value: Any) -> Any:
-    """Return a value off by two units in its last place, or by 1e-4 where it has 32 bits."""
-    if value.dtype.itemsize == 4:
+    """Return a value off by two units in its last place, or by 1e-4 where it is wider than 16 bits."""
+    if value.dtype.itemsize > 2:
         return value + np.float32(1e-4)
     bits = value.reshape(1).view(np.int16) + 2
     return bits.view(value.dtype)[0]
