@@ -169,7 +169,7 @@ class Mask:
             The largest tile.
         """
         begin, end = self._bounds(queries, keys)
-        tiles = tuple(self._tiles(begin, end, rows, columns, len(keys)))
+        tiles = tuple(self._tiles(begin, end, rows, columns))
         grid = -(-len(queries) // rows) * -(-len(keys) // columns)
         return Tiling(tiles, empty=grid - len(tiles))
 
@@ -179,17 +179,13 @@ class Mask:
         return np.searchsorted(keys, first), np.searchsorted(keys, last)
 
     @staticmethod
-    def _tiles(
-        begin: Positions, end: Positions, rows: int, columns: int, num_keys: int
-    ) -> Iterator[Tile]:
+    def _tiles(begin: Positions, end: Positions, rows: int, columns: int) -> Iterator[Tile]:
         for top in range(0, len(begin), rows):
             lower, upper = begin[top : top + rows], end[top : top + rows]
-            for left in range(0, num_keys, columns):
-                # Both ends rise with the query: the first row reaches furthest left, the last right.
-                low = max(left, int(lower[0]))
-                high = min(left + columns, num_keys, int(upper[-1]))
-                if low >= high:
-                    continue
+            # Both ends rise with the query: the first row reaches furthest left, the last one right.
+            leftmost, rightmost = int(lower[0]), int(upper[-1])
+            for left in range(leftmost // columns * columns, rightmost, columns):
+                low, high = max(left, leftmost), min(left + columns, rightmost)
                 pairs = int(np.maximum(np.minimum(upper, high) - np.maximum(lower, low), 0).sum())
                 if pairs:
                     full = pairs == len(lower) * (high - low)

@@ -16,5 +16,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = reporter.stats.get("skipped", []) if reporter else []
     if os.environ.get("RINGMPI_FORBID_SKIPS") and skipped:
-        reporter.write_line(f"{len(skipped)} test(s) skipped, and RINGMPI_FORBID_SKIPS is set", red=True)
+        reporter.write_line(
+            f"{len(skipped)} test(s) skipped, and RINGMPI_FORBID_SKIPS is set", red=True
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -10,6 +10,17 @@ import pytest
 from running import Ended, Queue, Running, Scenario, command_line
 
 
+#: Seconds for a test: a few jobs, each with a limit of its own, on a machine that does other things too.
+TEST_LIMIT = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT))
+
+
 @pytest.fixture(scope="session")
 def queue(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     """Run the jobs of all tests that will look at one, a few at a time."""

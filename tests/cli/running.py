@@ -234,18 +234,19 @@ class Queue:
         self._folder = folder
         self._jobs: dict[int, Future[Ended]] = {}
         for scenario in scenarios:
-            self._begin(scenario)
+            if id(scenario) not in self._jobs:
+                self._jobs[id(scenario)] = self._pool.submit(scenario.run, self._new_folder())
 
     def result(self, scenario: Scenario) -> Ended:
-        """Return how a scenario ended, waiting for it."""
-        return self._begin(scenario).result()
+        """Return how a scenario ended, waiting for it; one that no test announced is run now."""
+        if id(scenario) not in self._jobs:
+            self._jobs[id(scenario)] = Future()
+            self._jobs[id(scenario)].set_result(scenario.run(self._new_folder()))
+        return self._jobs[id(scenario)].result()
 
     def close(self) -> None:
         """Drop what has not begun."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, scenario: Scenario) -> Future[Ended]:
-        if id(scenario) not in self._jobs:
-            folder = self._folder / str(next(self._numbers))
-            self._jobs[id(scenario)] = self._pool.submit(scenario.run, folder)
-        return self._jobs[id(scenario)]
+    def _new_folder(self) -> Path:
+        return self._folder / str(next(self._numbers))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -538,14 +539,33 @@ def test_progress_counts_heads_up_to_all_of_them() -> None:
     assert told == sorted(told)
 
 
-def test_progress_may_give_up() -> None:
-    experiment = control("float32")
+def test_progress_may_give_up_and_the_threads_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = experiment_from({"seq_len": 530, "heads": 1, "head_dim": 5})
+    events: list[threading.Event] = []
+    read: list[Runs] = []
+
+    class Kept(threading.Event):
+        def __init__(self) -> None:
+            super().__init__()
+            events.append(self)
+
+    class Slow(Held):
+        def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
+            read.append(runs)
+            # The first event is made before any thread; it is what tells them to stop.
+            assert events[0].wait(timeout=10)
+            return super().rows(tensor, batch, head, runs)
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
+    held = ring_result(experiment)
+    monkeypatch.setattr(threading, "Event", Kept)
     with pytest.raises(KeyboardInterrupt):
-        verify(ring_result(experiment), Generated(experiment), experiment, LAYOUT, stop)
+        verify(Slow(held.out, held.lse), Generated(experiment), experiment, LAYOUT, stop)
+
+    # Out and lse of the block of rows that was under way, and none of the two that follow.
+    assert read == [(range(256),)] * 2
 
 
 def test_the_same_result_gives_the_same_verdict_to_the_bit() -> None:
