@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from running import Ended, Queue, Running, Scenario, command_line
 
-
 #: Seconds for a test: a few jobs, each with a limit of its own, on a machine that does other things too.
 TEST_LIMIT = 300
 

@@ -233,7 +233,8 @@ class Queue:
         self._numbers = itertools.count()
         self._folder = folder
         self._jobs: dict[int, Future[Ended]] = {}
-        for scenario in scenarios:
+        # Long ones first, so that none of them is left to run alone at the end.
+        for scenario in sorted(scenarios, key=lambda scenario: -scenario.timeout):
             if id(scenario) not in self._jobs:
                 self._jobs[id(scenario)] = self._pool.submit(scenario.run, self._new_folder())
 

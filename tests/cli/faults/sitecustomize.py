@@ -9,7 +9,6 @@ its id, and every fault the moment at which it struck.
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -171,33 +170,33 @@ def _attention(module: Any) -> None:
     module.RingAttention.forward = altered
 
 
-def _shards(module: Any) -> None:
-    """``shards``: each tensor of the own shard."""
-    _before(module, "shard_of", "shards")
-    if "memory" in os.environ.get("RINGMPI_TEST_WATCH", ""):
-        made = module.shard_of
+def _run(module: Any) -> None:
+    """Nothing but what is watched: the memory of a whole run, without the modules loaded before."""
+    if "memory" not in WATCHED:
+        return
+    run = module.run
 
-        def first(*args: Any) -> Any:
-            if not BASELINE:
-                import tracemalloc
+    def weighed(*args: Any) -> Any:
+        import tracemalloc
 
-                tracemalloc.reset_peak()
-                BASELINE.append(tracemalloc.get_traced_memory()[0])
-            return made(*args)
+        tracemalloc.start()
+        try:
+            return run(*args)
+        finally:
+            mark("peak", str(tracemalloc.get_traced_memory()[1]))
 
-        module.shard_of = first
+    module.run = weighed
 
 
 PLACES: dict[str, Callable[[Any], None]] = {
     "ringmpi.devices.numpy": _device,
     "ringmpi.comm.exchange": _exchange,
     "ringmpi.attention": _attention,
-    "ringmpi.problem": _shards,
+    "ringmpi.problem": lambda module: _before(module, "shard_of", "shards"),
+    "ringmpi.experiment": _run,
     "ringmpi.verify": lambda module: _before(module, "verify", "verify"),
     "ringmpi.store": lambda module: _before(module.ResultWriter, "commit", "commit"),
 }
-
-BASELINE: list[int] = []
 
 
 class _Patching(Loader):
@@ -231,20 +230,6 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def _watch_memory() -> None:
-    """Write at the end by how many bytes the peak exceeds what was there before the shards were made."""
-    import tracemalloc
-
-    tracemalloc.start()
-
-    def tell() -> None:
-        if BASELINE:
-            peak = tracemalloc.get_traced_memory()[1]
-            mark("peak", str(peak - BASELINE[0]))
-
-    atexit.register(tell)
-
-
 def _watch_processes() -> None:
     """Raise where a process is started after MPI was initialised."""
 
@@ -273,11 +258,11 @@ def _watch_pickles() -> None:
     pickle.dumps = small
 
 
-WATCHES = {"memory": _watch_memory, "processes": _watch_processes, "pickles": _watch_pickles}
+WATCHES = {"processes": _watch_processes, "pickles": _watch_pickles}
 WATCHED = [name for name in os.environ.get("RINGMPI_TEST_WATCH", "").split(",") if name]
 
 if MARKS:
     mark("pid", str(os.getpid()))
     sys.meta_path.insert(0, _Finder())
     for watch in WATCHED:
-        WATCHES[watch]()
+        WATCHES.get(watch, lambda: None)()
