@@ -5,11 +5,9 @@ The first pass is verified before any other is timed, and every later pass must 
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from numpy.typing import NDArray
 from ringmpi.attention import RingAttention
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.job import Job
-from ringmpi.comm.launcher import available_cores
 from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
 from ringmpi.devices import chosen_device
@@ -33,110 +30,136 @@ from ringmpi.errors import (
 )
 from ringmpi.layout import Layout
 from ringmpi.problem import TENSORS, Problem, problem_of, sha256_of, shard_of
-from ringmpi.provenance import machine_facts, peak_nbytes, rank_facts
+from ringmpi.provenance import peak_nbytes, rank_facts
+from ringmpi.recording import Passes, Recording
 from ringmpi.report.tables import make_console, report
 from ringmpi.store import ResultFile, ResultWriter, refusal
-from ringmpi.trace import RECORD
 from ringmpi.verify import Verdict, verify
 
 Array = NDArray[Any]
 
 
-@dataclass
-class Passes:
-    """What the passes over the ring have given so far, on this rank."""
+def run(experiment: Experiment, job: Job) -> int:
+    """Run an experiment on the ranks of a job, and return the exit code. Collective.
 
-    out: Array | None = None
-    lse: Array | None = None
-    warmup: list[Array] = field(default_factory=list)
-    timed: list[Array] = field(default_factory=list)
-    alone: list[Array] = field(default_factory=list)
-    barrier: list[float] = field(default_factory=list)
+    Raises
+    ------
+    ConfigError
+        On every rank, if it cannot be run here.
+    Interrupted
+        On every rank, after finished work is on disk.
+    """
+    path = output_path(experiment, job.team.size)
+    _agree_on_start(experiment, path, job.team)
+    with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
+        under_way = Run(experiment, job, writer)
+        interruption = under_way.measure()
+        under_way.write(interruption)
+    if interruption is not None:
+        job.closing.barrier()  # Nobody leaves, which would end the job, before rank 0 has written.
+        under_way.say(f"finished work is in {path}")
+        raise interruption
+    if job.team.rank == 0:
+        with ResultFile(path) as result:
+            report(result, make_console())
+    return job.team.share(FAILED_VERIFICATION if under_way.failed else OK)
 
 
 class Run:
-    """A run under way on one rank.
+    """A run under way on one rank. Its methods are collective unless they say otherwise.
 
     Parameters
     ----------
     experiment : Experiment
     job : Job
+    writer : ResultWriter or None
+        None on all ranks but 0.
     """
 
-    def __init__(self, experiment: Experiment, job: Job) -> None:
-        self.experiment = experiment
-        self.job = job
-        self.team: Team = job.team
-        self.passes = Passes()
-        self.verdicts: list[Verdict] = []
-        self.clocks: list[NDArray[np.float64]] = []
-        self.layout = Layout(experiment.layout, experiment.seq_len, job.team.size)
-        self.path = output_path(experiment, job.team.size)
-        self.problem: Problem = problem_of(experiment)
-        self.outputs_written = False
+    def __init__(self, experiment: Experiment, job: Job, writer: ResultWriter | None) -> None:
+        self._experiment = experiment
+        self._job = job
+        self._writer = writer
+        self._layout = Layout(experiment.layout, experiment.seq_len, job.team.size)
+        self._problem: Problem = problem_of(experiment)
+        self._recording = Recording(writer, experiment, self._layout)
+        self._passes = Passes()
+        self._verdicts: list[Verdict] = []
+        self._clocks: list[NDArray[np.float64]] = []
 
-    def __call__(self) -> int:
-        """Do everything, and return the exit code. Collective."""
-        _agree_on_start(self.experiment, self.path, self.team)
-        self.say(f"# ringmpi: {self.experiment.name} on {self.team.size} rank(s), {self.job.library}")
-        with ResultWriter(self.path) if self.team.rank == 0 else nullcontext() as writer:
-            interruption = self._until_interrupted(writer)
-            if interruption is not None:
-                self._require_finished_pass(interruption)
-            self._write_rest(writer, interruption)
-        if interruption is not None:
-            self.team.barrier()  # Nobody leaves, which would end the job, before rank 0 has written.
-            self.say(f"finished work is in {self.path}")
-            raise interruption
-        self.job.watch.disarm()
-        failed = any(not verdict.passed for verdict in self.verdicts)
-        self._show()
-        return self.team.share(FAILED_VERIFICATION if failed else OK)
+    @property
+    def failed(self) -> bool:
+        """Whether verification found something wrong. Local."""
+        return any(not verdict.passed for verdict in self._verdicts)
 
     def say(self, line: str) -> None:
-        """Print a line, on rank 0."""
-        if self.team.rank == 0:
+        """Print a line, on rank 0. Local."""
+        if self._job.team.rank == 0:
             print(line, flush=True)
 
-    def _until_interrupted(self, writer: ResultWriter | None) -> Interrupted | None:
+    def measure(self) -> Interrupted | None:
         """Attend, verify and time; return what ended that early, if anything did."""
+        name, size = self._experiment.name, self._job.team.size
+        self.say(f"# ringmpi: {name} on {size} rank(s), {self._job.library}")
         try:
-            self._measure(writer)
+            self._clocks.append(clock_offsets(self._job.team))
+            with self._attention() as attention:
+                self._make_passes(attention, *self._make_shards())
+            self._clocks.append(clock_offsets(self._job.team))
         except Interrupted as stop:
-            self.team = self.job.closing
             return stop
         return None
 
-    def _measure(self, writer: ResultWriter | None) -> None:
-        experiment, passes = self.experiment, self.passes
-        self.clocks.append(clock_offsets(self.team))
-        runs = self.layout.runs(self.team.rank)
-        q, k, v = (shard_of(self.problem, name, runs, experiment, self._heed) for name in TENSORS)
-        with self._attention() as attention:
-            for number in range(experiment.warmup + experiment.repeats):
-                timed = number >= experiment.warmup
-                waited = self._start_together()
-                out, lse = attention.forward(q, k, v)
-                self._same_bits(out, lse)
-                passes.out, passes.lse = out, lse
-                (passes.timed if timed else passes.warmup).append(attention.trace.records)
-                if timed:
-                    passes.barrier.append(waited)
-                self._say_pass(number, attention.trace.records)
-                if number == 0:
-                    self._write_outputs(writer)
-                    self._verify(writer)
-                    if any(not verdict.passed for verdict in self.verdicts):
-                        break  # A wrong result has no times.
-            for _ in passes.timed:
-                self._start_together()
-                passes.alone.append(attention.transfers_alone().records)
-        self.clocks.append(clock_offsets(self.team))
+    def write(self, interruption: Interrupted | None) -> None:
+        """Write what there is and let the file appear; without a finished pass there is nothing."""
+        # After an interruption some collective of the team may be half done.
+        team = self._job.team if interruption is None else self._job.closing
+        if interruption is not None:
+            self._keep_common_passes(team, interruption)
+        self._recording.outputs(team, self._passes)
+        if self._experiment.store_inputs and interruption is None:
+            for name, shard in zip(TENSORS, self._make_shards(), strict=True):
+                self._recording.tensor(team, f"inputs/{name}", shard)
+        self._recording.timings(team, self._passes)
+        self._recording.ranks(team, self._facts_of_rank(), self._facts_of_job())
+        self._job.watch.disarm()  # What is left is done by rank 0 alone, and the others wait for it.
+        digests = self._digests() if interruption is None else {}
+        number = None if interruption is None else interruption.signal_number
+        self._recording.conclude(self._clocks, self._verdicts, digests, number)
+
+    def _make_shards(self) -> list[Array]:
+        runs = self._layout.runs(self._job.team.rank)
+        return [
+            shard_of(self._problem, name, runs, self._experiment, lambda: self._heed("makes its shard"))
+            for name in TENSORS
+        ]
+
+    def _make_passes(self, attention: RingAttention, q: Array, k: Array, v: Array) -> None:
+        passes, warmup = self._passes, self._experiment.warmup
+        for number in range(warmup + self._experiment.repeats):
+            waited = self._start_together()
+            out, lse = attention.forward(q, k, v)
+            self._require_same_bits(out, lse)
+            passes.out, passes.lse = out, lse
+            if number < warmup:
+                passes.warmup.append(attention.trace.records)
+            else:
+                passes.timed.append(attention.trace.records)
+                passes.barrier.append(waited)
+            self._say_pass(number, attention.trace.records)
+            if number == 0:
+                self._recording.outputs(self._job.team, passes)
+                self._verify()
+                if self.failed:
+                    return  # A wrong result has no times.
+        for _ in passes.timed:
+            self._start_together()
+            passes.alone.append(attention.transfers_alone().records)
 
     def _attention(self) -> RingAttention:
-        experiment = self.experiment
+        experiment = self._experiment
         return RingAttention(
-            self.job.comm,
+            self._job.comm,
             seq_len=experiment.seq_len,
             layout=experiment.layout,
             causal=experiment.causal,
@@ -148,193 +171,88 @@ class Run:
             progress=experiment.progress,
             chunk_limit=experiment.chunk_limit,
             check_transfers=experiment.check_transfers,
-            watch=self.job.watch,
+            watch=self._job.watch,
         )
 
     def _start_together(self) -> float:
         """Meet the other ranks, so that no lateness from before the pass shows as a stall in it."""
         before = time.perf_counter()
-        self.team.barrier()
+        self._job.team.barrier()
         return time.perf_counter() - before
 
-    def _same_bits(self, out: Array, lse: Array) -> None:
-        """Refuse a pass that gives other bits than the one before, which was verified."""
-        passes = self.passes
-        if passes.out is None or passes.lse is None:
+    def _require_same_bits(self, out: Array, lse: Array) -> None:
+        """Refuse a pass that gives other bits than the one before, the first of which is verified. Local."""
+        before = self._passes.out, self._passes.lse
+        for old, new in zip(before, (out, lse), strict=True):
+            if old is not None and _bits(old) != _bits(new):
+                raise TransportError(
+                    "a repeat gave other bits than the pass before it, from the same inputs"
+                )
+
+    def _verify(self) -> None:
+        """Compare the written outputs with the reference, on rank 0."""
+        how = self._experiment.verify
+        if how == "none":
             return
-        same = passes.out.tobytes() == out.tobytes() and passes.lse.tobytes() == lse.tobytes()
-        if not same:
-            raise TransportError(
-                "a repeat gave other bits than the pass before it, from the same inputs"
-            )
 
-    def _heed(self, doing: str = "makes its shard") -> None:
+        def heed(done: int, total: int) -> None:
+            self._heed(f"verifies, {done} of {total} heads done")
+
+        started = time.perf_counter()
+        if self._writer is not None:
+            self._verdicts = verify(self._writer, self._problem, self._experiment, self._layout, heed)
+        self._verdicts = self._job.team.share(self._verdicts)
+        verdict = "FAILED" if self.failed else "passed"
+        self.say(f"verification {verdict}: {time.perf_counter() - started:.1f} s ({how})")
+
+    def _heed(self, doing: str) -> None:
         """Heed signals and answer ranks that ask, between two pieces of long work. Local."""
-        self.job.watch.look(lambda: doing)
-
-    def _heed_verification(self, done: int, total: int) -> None:
-        self._heed(f"verifies, {done} of {total} heads done")
+        self._job.watch.look(lambda: doing)
 
     def _say_pass(self, number: int, records: Array) -> None:
-        warmup, repeats = self.experiment.warmup, self.experiment.repeats
+        warmup, repeats = self._experiment.warmup, self._experiment.repeats
         timed = number >= warmup
         name = f"repeat {number - warmup + 1}/{repeats}" if timed else f"warm-up {number + 1}/{warmup}"
         seconds = records["step_end"][-1] - records["started"][0]
         self.say(f"{name}: {seconds * 1e3:.1f} ms on rank 0")
 
-    def _write_outputs(self, writer: ResultWriter | None) -> None:
-        """Bring out and lse to rank 0, piece by piece, and there into the file. Collective."""
-        passes, experiment = self.passes, self.experiment
-        assert passes.out is not None  # Called only after a finished pass.
-        assert passes.lse is not None
-        shape = (experiment.batch, experiment.heads, experiment.seq_len)
-        for name, shard in (("out", passes.out), ("lse", passes.lse)):
-            if writer is not None:
-                writer.tensor(f"outputs/{name}", (*shape, *shard.shape[3:]), shard.dtype)
-            for positions, piece in self.team.shards_by_piece(self.layout, shard):
-                assert writer is not None  # Only rank 0 gets pieces.
-                writer.write_rows(f"outputs/{name}", positions, piece)
-        self.outputs_written = True
-
-    def _verify(self, writer: ResultWriter | None) -> None:
-        """Compare the written outputs with the reference, on rank 0. Collective."""
-        experiment = self.experiment
-        if experiment.verify == "none":
-            return
-        started = time.perf_counter()
-        if writer is not None:
-            self.verdicts = verify(
-                writer, self.problem, experiment, self.layout, self._heed_verification
-            )
-        self.verdicts = self.team.share(self.verdicts)
-        verdict = "passed" if all(verdict.passed for verdict in self.verdicts) else "FAILED"
-        self.say(f"verification {verdict}: {time.perf_counter() - started:.1f} s ({experiment.verify})")
-
-    def _require_finished_pass(self, interruption: Interrupted) -> None:
-        """End without a file if some rank has nothing to put into it. Collective."""
-        if not all(self.team.allgather(self.passes.out is not None)):
+    def _keep_common_passes(self, team: Team, interruption: Interrupted) -> None:
+        """Drop passes that not all ranks have finished; end without a file if none is left."""
+        passes = self._passes
+        if not all(team.allgather(passes.out is not None)):
             self.say("interrupted before the first pass was done: no file is written")
             raise interruption
-        finished = min(self.team.allgather(len(self.passes.timed)))
-        self.passes = replace(
-            self.passes,
-            warmup=self.passes.warmup[: min(self.team.allgather(len(self.passes.warmup)))],
-            timed=self.passes.timed[:finished],
-            barrier=self.passes.barrier[:finished],
+        counts = team.allgather((len(passes.warmup), len(passes.timed)))
+        warmup, timed = (min(column) for column in zip(*counts, strict=True))
+        self._passes = replace(
+            passes,
+            warmup=passes.warmup[:warmup],
+            timed=passes.timed[:timed],
+            barrier=passes.barrier[:timed],
             alone=[],
         )
 
-    def _write_rest(self, writer: ResultWriter | None, interruption: Interrupted | None) -> None:
-        """Write everything but the outputs, and let the file appear. Collective."""
-        team, experiment = self.team, self.experiment
-        if not all(team.allgather(self.outputs_written)):
-            self._write_outputs(writer)
-        if experiment.store_inputs and interruption is None:
-            self._write_inputs(writer)
-        facts = team.allgather(self._facts_of_rank())
-        self._write_records(writer)
-        if writer is None:
-            return
-        writer.describe(experiment, shlex.join(["ringmpi", *sys.argv[1:]]))
-        if interruption is not None:
-            writer.mark_interrupted(interruption.signal_number)
-        else:
-            writer.facts("inputs", self._digests())
-        if experiment.documents is not None:
-            offsets = np.array(experiment.documents, np.int64)
-            writer.table("inputs/documents", offsets, "token", "cumulative offsets")
-        self._write_ranks(writer, facts)
-        writer.facts("machine", self._facts_of_machine())
-        clocks = np.stack(self.clocks)
-        for column, (name, description) in enumerate(CLOCK_COLUMNS.items()):
-            writer.table(f"clocks/{name}", clocks[:, :, column], "s", description)
-        writer.verdicts(experiment.verify, self.verdicts)
-        writer.commit()
-
-    def _write_inputs(self, writer: ResultWriter | None) -> None:
-        experiment, runs = self.experiment, self.layout.runs(self.team.rank)
-        for name in TENSORS:
-            shard = shard_of(self.problem, name, runs, experiment, self._heed)
-            if writer is not None:
-                shape = (*shard.shape[:2], experiment.seq_len, experiment.head_dim)
-                writer.tensor(f"inputs/{name}", shape, shard.dtype)
-            for positions, piece in self.team.shards_by_piece(self.layout, shard):
-                assert writer is not None  # Only rank 0 gets pieces.
-                writer.write_rows(f"inputs/{name}", positions, piece)
-
-    def _write_records(self, writer: ResultWriter | None) -> None:
-        """Bring the traces to rank 0, one rank after the other. Collective."""
-        steps = self.layout.size
-        for group, passes in (
-            ("timings", self.passes.timed),
-            ("timings/warmup", self.passes.warmup),
-            ("timings/alone", self.passes.alone),
-        ):
-            if writer is not None:
-                writer.records(group, (len(passes), steps, steps))
-            mine = np.stack(passes) if passes else np.empty((0, steps), RECORD)
-            for rank, records in self.team.collect(mine):
-                assert writer is not None  # Only rank 0 gets them.
-                writer.write_records(group, rank, records)
-        barriers = self.team.allgather(self.passes.barrier)
-        if writer is not None:
-            waited = np.array(barriers, np.float64).reshape(self.team.size, -1).T
-            writer.table(
-                "timings/barrier", waited, "s", "wait before each repeat, in no other quantity"
-            )
-
     def _facts_of_rank(self) -> dict[str, Any]:
         return rank_facts() | {
-            "local_rank": self.job.local_rank,
-            "device": chosen_device(self.experiment.device),
-            "shard_len": self.layout.shard_len(self.team.rank),
+            "local_rank": self._job.local_rank,
+            "device": chosen_device(self._experiment.device),
+            "shard_len": self._layout.shard_len(self._job.team.rank),
             "peak_nbytes": peak_nbytes(),
         }
 
-    def _facts_of_machine(self) -> dict[str, Any]:
-        return machine_facts() | {
-            "mpi_library": self.job.library,
-            "thread_level": self.job.thread_level,
+    def _facts_of_job(self) -> dict[str, Any]:
+        return {
+            "mpi_library": self._job.library,
+            "thread_level": self._job.thread_level,
             "gpu_aware": False,
             "transport": "direct",
             "barrier": "repeat",
-            "oversubscribed": self.team.size > available_cores(),
         }
 
-    def _write_ranks(self, writer: ResultWriter, facts: list[dict[str, Any]]) -> None:
-        for name, (unit, description) in RANK_COLUMNS.items():
-            values = [fact[name] for fact in facts]
-            if isinstance(values[0], str):
-                writer.texts(f"ranks/{name}", values, description)
-            else:
-                writer.table(f"ranks/{name}", np.array(values, np.int64), unit, description)
-
     def _digests(self) -> dict[str, str]:
-        return {f"{name}_sha256": sha256_of(self.problem, name, self.experiment) for name in TENSORS}
-
-    def _show(self) -> None:
-        if self.team.rank != 0:
-            return
-        with ResultFile(self.path) as result:
-            report(result, make_console())
-
-
-CLOCK_COLUMNS = {
-    "measured_at": "on rank 0's clock, before and after the passes",
-    "offset": "the rank's clock minus rank 0's",
-    "error_bound": "the offset is right to within this",
-}
-
-RANK_COLUMNS = {
-    "hostname": ("", "node"),
-    "pid": ("1", "process"),
-    "local_rank": ("1", "rank among those of its node"),
-    "device": ("", "what computed"),
-    "threads": ("1", "BLAS threads allowed"),
-    "affinity": ("", "cores it may run on"),
-    "shard_len": ("token", "tokens owned"),
-    "peak_nbytes": ("B", "largest resident size"),
-}
+        if self._writer is None:
+            return {}
+        return {f"{name}_sha256": sha256_of(self._problem, name, self._experiment) for name in TENSORS}
 
 
 def output_path(experiment: Experiment, size: int) -> Path:
@@ -354,21 +272,12 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> None:
     elif team.rank == 0:
         error = refusal(path)
     team.agree(error)
-    records = team.allgather(repr(experiment))
-    if len(set(records)) > 1:
+    if len(set(team.allgather(repr(experiment)))) > 1:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
         )
 
 
-def run(experiment: Experiment, job: Job) -> int:
-    """Run an experiment on the ranks of a job, and return the exit code. Collective.
-
-    Raises
-    ------
-    ConfigError
-        On every rank, if it cannot be run here.
-    Interrupted
-        On every rank, after finished work is on disk.
-    """
-    return Run(experiment, job)()
+def _bits(array: Array) -> memoryview:
+    """Return the bytes of a contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8).data

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from errno import EAGAIN, ENOLCK
 from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.config import Experiment
+from ringmpi.encoding import decode, numpy_dtype, stored_dtype
 from ringmpi.errors import ConfigError
 from ringmpi.layout import Runs
 from ringmpi.softmax import DTYPES
@@ -27,20 +29,6 @@ TENSORS = ("q", "k", "v")
 #: Values that are made or read at a time when a whole tensor is walked through: making
 #: them takes about 40 bytes each.
 PIECE_VALUES = 2**20
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name; bfloat16 comes from ml_dtypes, which is loaded only for it.
-
-    >>> numpy_dtype("bfloat16").itemsize
-    2
-    """
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
 
 
 class Problem(Protocol):
@@ -126,9 +114,7 @@ class FromFile:
             piece = dataset[
                 batch.start : batch.stop, heads.start : heads.stop, run.start : run.stop : run.step
             ]
-            if stored_dtype(dataset) == "bfloat16":
-                piece = piece.view(numpy_dtype("bfloat16"))
-            rows[:, :, at : at + len(run)] = piece.astype(self._dtype)
+            rows[:, :, at : at + len(run)] = decode(dataset, piece).astype(self._dtype)
             at += len(run)
         return rows
 
@@ -189,12 +175,6 @@ def sha256_of(problem: Problem, tensor: str, experiment: Experiment) -> str:
     return digest.hexdigest()
 
 
-def stored_dtype(dataset: Any) -> str:
-    """Return the name of the dtype of a dataset; bfloat16 is stored as uint16 with a mark."""
-    marked = dataset.attrs.get("dtype")
-    return str(marked) if marked is not None else str(dataset.dtype.name)
-
-
 def open_input(path: str) -> Any:
     """Open an HDF5 file for reading. Local.
 
@@ -209,10 +189,11 @@ def open_input(path: str) -> Any:
         raise ConfigError(f"input={path}: no such file")
     try:
         return h5py.File(path, "r")
-    except BlockingIOError:
-        # A writer holds the lock. The rows were complete before this run began, so reading is safe.
-        return h5py.File(path, "r", locking=False)
     except OSError as error:
+        # Another process holds the lock, or the file system has none. Input is only read, and was complete
+        # before this run began.
+        if error.errno in (EAGAIN, ENOLCK):
+            return h5py.File(path, "r", locking=False)
         raise ConfigError(f"input={path}: cannot be read as HDF5: {error}") from error
 
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 import ringmpi
 from ringmpi.config import Experiment
+from ringmpi.encoding import MARK, decode, encode
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.metrics import Timings
-from ringmpi.problem import numpy_dtype, stored_dtype
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
 
@@ -105,19 +105,17 @@ class ResultWriter:
         """Make a dataset of tokens, filled with NaN; does nothing if it is there."""
         if name in self._file:
             return
-        stored = np.dtype(np.uint16) if dtype.name == "bfloat16" else dtype
-        fill = np.full(1, np.nan).astype(dtype).view(stored)[0]
-        dataset = self._file.create_dataset(name, shape, stored, fillvalue=fill)
+        fill = encode(np.full(1, np.nan).astype(dtype))
+        dataset = self._file.create_dataset(name, shape, fill.dtype, fillvalue=fill[0])
         if dtype.name == "bfloat16":
-            dataset.attrs["dtype"] = "bfloat16"
+            dataset.attrs[MARK] = "bfloat16"
         for axis, label in enumerate(_TENSOR_AXES[: len(shape)]):
             dataset.dims[axis].label = label
 
     def write_rows(self, name: str, positions: range, rows: Array) -> None:
         """Write rows, shape (batch, heads, len(positions), ...), where their tokens belong."""
         dataset = self._file[name]
-        stored = rows.view(dataset.dtype) if rows.dtype.name == "bfloat16" else rows
-        dataset[:, :, positions.start : positions.stop : positions.step] = stored
+        dataset[:, :, positions.start : positions.stop : positions.step] = encode(rows)
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Read back rows of an output that was written before."""
@@ -291,5 +289,4 @@ def _storable(text: str) -> str:
 def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:
     dataset = file[f"outputs/{tensor}"]
     parts = [dataset[batch, head, run.start : run.stop : run.step] for run in runs]
-    rows = np.concatenate(parts)
-    return rows.view(numpy_dtype("bfloat16")) if stored_dtype(dataset) == "bfloat16" else rows
+    return decode(dataset, np.concatenate(parts))

@@ -33,8 +33,9 @@ from numpy.typing import NDArray
 
 from ringmpi import reference
 from ringmpi.config import Experiment, verify_rows
+from ringmpi.encoding import numpy_dtype
 from ringmpi.layout import Layout, Runs
-from ringmpi.problem import Problem, numpy_dtype
+from ringmpi.problem import Problem
 from ringmpi.softmax import state_dtype
 
 Array = NDArray[Any]
