@@ -21,8 +21,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
+        name = ml_dtypes.bfloat16
+    dtype: np.dtype[Any] = np.dtype(name)
+    return dtype
 
 
 def stored_dtype(dataset: Any) -> str:

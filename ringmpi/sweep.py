@@ -178,8 +178,7 @@ class Sweep:
             code = start(command, output)
         if code not in (OK, FAILED_VERIFICATION) or point.result() is None:
             self.failures += 1
-            tail = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-            lines = "\n".join(f"  {line}" for line in tail)
+            lines = "\n".join(f"  {line}" for line in _tail(log))
             self._console.print(f"exit code {code}; the end of {log}:\n{lines}", markup=False)
 
     def _conclude(self) -> int:
@@ -257,6 +256,13 @@ def _efficiency(point: Point, base: Point, seconds: float) -> float:
             return float("nan")
         before = float(np.median(makespans(timings)))
     return base.ranks * before / (point.ranks * seconds)
+
+
+def _tail(log: Path) -> list[str]:
+    """Return the last lines that a job wrote: its own ones, if there are any, not the launcher's farewell."""
+    lines = log.read_text(errors="replace").splitlines()
+    own = [line for line in lines if line.startswith("ringmpi:")]
+    return (own or lines)[-TAIL_LINES:]
 
 
 @contextmanager
