@@ -1,53 +1,130 @@
-"""Answers known without the package: dense attention in one line each, and inputs with a closed form."""
+"""Answers known without the package: dense attention, and inputs with a closed form."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+DTYPES: dict[str, Any] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
 
-def allowed_pairs(
-    seq_len: int,
+
+def pairs_between(
+    queries: Array,
+    keys: Array,
     causal: bool = False,
     window: int | None = None,
-    documents: tuple[int, ...] | None = None,
-) -> Array:
-    """Return which of all pairs are allowed, shape (seq_len, seq_len)."""
-    query, key = np.mgrid[:seq_len, :seq_len]
-    allowed = np.ones((seq_len, seq_len), bool)
+    documents: Sequence[int] | None = None,
+) -> NDArray[np.bool_]:
+    """Return which pairs are allowed, from differences and from a label for every token."""
+    back = queries[:, None] - keys[None, :]
+    allowed = np.ones(back.shape, np.bool_)
     if causal:
-        allowed &= key <= query
+        allowed &= back >= 0
     if window is not None:
-        allowed &= key >= query - window
+        allowed &= back <= window
     if documents is not None:
-        document = np.repeat(np.arange(len(documents) - 1), np.diff(documents))
-        allowed &= document[query] == document[key]
+        lengths = np.diff(documents)
+        label = np.repeat(np.arange(len(lengths)), lengths)
+        allowed &= label[queries][:, None] == label[keys][None, :]
     return allowed
 
 
-def dense_attention(q: Array, k: Array, v: Array, allowed: Array, scale: float | None = None) -> Any:
-    """Return out and lse in float64; values behind the mask play no part."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    group = q.shape[1] // k.shape[1]
-    q, k, v = (array.astype(np.float64) for array in (q, k, v))
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    with np.errstate(all="ignore"):
-        scores = np.where(allowed, q @ k.swapaxes(-1, -2) * scale, -np.inf)
-        largest = scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores - np.where(np.isinf(largest), 0, largest))
-        total = weights.sum(axis=-1)
-        if np.isfinite(v).all():
-            out = weights @ v
-        else:
-            out = np.stack(
-                [weights[:, :, i, seen] @ v[:, :, seen] for i, seen in enumerate(allowed)], axis=2
-            )
-        out = np.where(total[..., None] == 0, 0, out / total[..., None])
-        return out, largest[..., 0] + np.log(total)
+def attend_dense(
+    q: Array, k: Array, v: Array, allowed: NDArray[np.bool_], scale: float, dtype: Any
+) -> tuple[Array, Array]:
+    """Return out and lse of whole tensors, everything computed in `dtype` and in one pass."""
+    batch, heads, tokens, head_dim = q.shape
+    group = heads // k.shape[1]
+    out = np.zeros((batch, heads, tokens, head_dim), dtype)
+    lse = np.full((batch, heads, tokens), -np.inf, dtype)
+    seen = allowed.any(axis=1)
+    for b in range(batch):
+        for h in range(heads):
+            keys, values = k[b, h // group].astype(dtype), v[b, h // group].astype(dtype)
+            with np.errstate(invalid="ignore", over="ignore"):
+                scores = np.where(allowed, q[b, h].astype(dtype) @ keys.T * dtype(scale), -np.inf)
+                top = np.where(seen, scores.max(axis=1), 0)
+                weights = np.exp(scores - top[:, None])
+            total = weights.sum(axis=1)
+            if np.isfinite(values).all():
+                mixed = weights @ values
+            else:
+                rows = zip(weights, allowed, strict=True)
+                mixed = np.stack([weight[at] @ values[at] for weight, at in rows])
+            out[b, h][seen] = mixed[seen] / total[seen, None]
+            lse[b, h][seen] = np.log(total[seen]) + top[seen]
+    return out, lse
+
+
+def half_a_unit(values: Array, dtype: Any) -> Array:
+    """Return half a unit in the last place of a 16-bit `dtype` at each value; 0 for wider ones."""
+    if np.dtype(dtype).itemsize > 2:
+        return np.zeros(values.shape)
+    info = ml_dtypes.finfo(dtype)
+    size = np.maximum(np.abs(values.astype(np.float64)), float(info.smallest_normal))
+    # A value just under a power of two may be pushed over it by an error of float32.
+    exponent = np.floor(np.log2(size * (1 + 2.0**-23)))
+    return np.asarray(2.0 ** (exponent - int(info.nmant) - 1))
+
+
+def assert_exact_up_to_rounding(
+    found: tuple[Array, Array],
+    tensors: tuple[Array, Array, Array],
+    allowed: NDArray[np.bool_],
+    scale: float,
+) -> None:
+    """Hold out and lse against a wider computation.
+
+    An element may err by twice what one dense pass in the dtype of the state does, plus four of its
+    epsilons of the largest value as a floor for inputs on which that pass is exact (the rule of
+    flash-attention's tests; the factor holds since the state is not normalised between blocks), plus
+    half a unit in the last place where the output is rounded to 16 bits.
+    """
+    q, k, v = tensors
+    state: Any = np.float64 if q.dtype == np.float64 else np.float32
+    wider: Any = np.longdouble if state is np.float64 else np.float64
+    exact = attend_dense(q, k, v, allowed, scale, wider)
+    single = attend_dense(q, k, v, allowed, scale, state)
+    eps = float(np.finfo(state).eps)
+    some = np.isfinite(exact[1])
+    largest = float(np.abs(v[np.isfinite(v)].astype(np.float64)).max(initial=0))
+    largest_lse = float(np.abs(exact[1][some]).max(initial=1))
+    bounds = (
+        2 * float(np.abs(single[0] - exact[0]).max(initial=0))
+        + 4 * eps * largest
+        + half_a_unit(exact[0], q.dtype),
+        2 * float(np.abs(single[1][some] - exact[1][some]).max(initial=0)) + 4 * eps * largest_lse,
+    )
+    out, lse = found
+    assert out.dtype == q.dtype
+    assert lse.dtype == state
+    assert np.isfinite(out.astype(np.float64)).all()
+    assert (np.abs(out.astype(wider) - exact[0]) <= bounds[0]).all()
+    assert np.array_equal(np.isneginf(lse), ~some)
+    assert (np.abs(lse[some].astype(wider) - exact[1][some]) <= bounds[1]).all()
+    assert (out[~some].astype(np.float64) == 0).all()
+
+
+def allowed_pairs(seq_len: int, **mask: Any) -> NDArray[np.bool_]:
+    """Return which of all pairs of a sequence are allowed, shape (seq_len, seq_len)."""
+    positions = np.arange(seq_len)
+    return pairs_between(positions, positions, **mask)
+
+
+def dense_attention(q: Array, k: Array, v: Array, allowed: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return out and lse of whole tensors in float64, with the default scale."""
+    return attend_dense(q, k, v, allowed, q.shape[-1] ** -0.5, np.float64)
 
 
 def uniform_inputs(batch: int, heads: int, kv_heads: int, seq_len: int, head_dim: int) -> Any:

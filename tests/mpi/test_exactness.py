@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import ml_dtypes
 import numpy as np
 import pytest
-from dense import allowed_pairs, dense_attention, uniform_answer, uniform_inputs
+from dense import (
+    DTYPES,
+    allowed_pairs,
+    attend_dense,
+    dense_attention,
+    half_a_unit,
+    uniform_answer,
+    uniform_inputs,
+)
 from mpi4py import MPI
 
 from ringmpi import RingAttention, ring_attention
@@ -31,9 +38,6 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal-documents": {"causal": True, "documents": (0.0, 0.1, 0.8, 1.0)},
     "causal-window-documents": {"causal": True, "window": 3, "documents": (0.0, 0.5, 1.0)},
 }
-
-DTYPES = {name: np.dtype(name) for name in ("float64", "float32", "float16")}
-DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 
 
 def mask_of(name: str, seq_len: int) -> dict[str, Any]:
@@ -111,25 +115,16 @@ def test_every_dtype_is_within_twice_a_single_pass(
     allowed = allowed_pairs(300, causal=True)
     exact, exact_lse = dense_attention(*whole, allowed)
     state = np.float64 if dtype == "float64" else np.float32
-    single = single_pass(*(tensor.astype(state) for tensor in whole), allowed)
+    single, _ = attend_dense(*whole, allowed, 16**-0.5, state)
 
     mine = Layout(layout, 300, comm.size).positions(comm.rank)
     eps = float(np.finfo(state).eps)
     bound = 2 * error_of(single, exact) + 4 * eps * float(np.abs(whole[2].astype(float)).max())
-    # One rounding to 16 bits: the unit roundoff is 2**-11 with 11 bits (float16), 2**-8 with 8 (bfloat16).
-    roundoff = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(dtype, 0)
-    allowed_error = bound + roundoff * np.abs(exact[:, :, mine])
-    within = np.abs(out.astype(np.float64) - exact[:, :, mine]) <= allowed_error + 2.0**-25
+    rounding = half_a_unit(exact[:, :, mine], DTYPES[dtype])
+    within = np.abs(out.astype(np.float64) - exact[:, :, mine]) <= bound + rounding
     collective_assert(within.all(), "out")
     collective_assert(error_of(lse, exact_lse[:, :, mine]) <= 8 * eps * 10, "lse, below 10")
     collective_assert(out.dtype == DTYPES[dtype] and lse.dtype == state, f"{out.dtype}, {lse.dtype}")
-
-
-def single_pass(q: Any, k: Any, v: Any, allowed: Any) -> Any:
-    """Return dense attention computed in the dtype of the arrays throughout."""
-    scores = q @ k.swapaxes(-1, -2) * q.dtype.type(q.shape[-1] ** -0.5)
-    weights = np.exp(np.where(allowed, scores - scores.max(axis=-1, keepdims=True), -np.inf))
-    return weights @ v / weights.sum(axis=-1)[..., None]
 
 
 @pytest.mark.parametrize("head_dim", [1, 5, 12, 80, 96, 100, 256])

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dense import DTYPES, assert_exact_up_to_rounding, attend_dense, pairs_between
 from numpy.typing import NDArray
 
 from ringmpi.devices import Block, NumpyDevice, Queries
@@ -13,8 +14,6 @@ from ringmpi.devices.numpy import TILE_COLUMNS, TILE_ROWS
 from ringmpi.mask import Mask
 from ringmpi.softmax import State
 from ringmpi.trace import Tally
-
-from .oracle import DTYPES, allowed_pairs, assert_exact_up_to_rounding, dense
 
 Array = NDArray[Any]
 
@@ -50,7 +49,7 @@ class Case:
     @property
     def allowed(self) -> NDArray[np.bool_]:
         keys = np.arange(self.tokens)
-        return allowed_pairs(self.positions, keys, self.causal, self.window, self.documents)
+        return pairs_between(self.positions, keys, self.causal, self.window, self.documents)
 
     def tensors(self) -> tuple[Array, Array, Array]:
         rng = np.random.default_rng(self.tokens)
@@ -405,7 +404,7 @@ def test_the_state_is_wide_for_narrow_inputs_and_rounded_once() -> None:
     state: State = device.begin(queries)
     out, lse, _ = attend(case, tensors, cut(17, 9))
 
-    exact, _ = dense(*tensors, case.allowed, case.scale, np.float64)
+    exact, _ = attend_dense(*tensors, case.allowed, case.scale, np.float64)
     rounded = exact.astype(DTYPES["bfloat16"]).astype(np.float64)
     assert state.acc.dtype == lse.dtype == np.float32
     # float32 errors move a value over a rounding boundary of bfloat16 in about one of 2**16 / 100

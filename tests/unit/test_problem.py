@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from dense import DTYPES
 from numpy.typing import NDArray
 
 from ringmpi import problem as room
@@ -25,8 +26,6 @@ from ringmpi.problem import (
     sha256_of,
     shard_of,
 )
-
-from .oracle import DTYPES
 
 Array = NDArray[Any]
 

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dense import DTYPES
 
 from ringmpi.errors import ShapeError
 from ringmpi.softmax import State, finish, merge, state_dtype
-
-from .oracle import DTYPES
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from dense import DTYPES
 from numpy.typing import NDArray
 
 import ringmpi
@@ -19,8 +20,6 @@ from ringmpi.layout import Layout
 from ringmpi.store import FORMAT_VERSION, ResultFile, ResultWriter, refusal
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
-
-from .oracle import DTYPES
 
 Array = NDArray[Any]
 

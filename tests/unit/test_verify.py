@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dense import DTYPES, attend_dense, pairs_between
 from numpy.typing import NDArray
 
 from ringmpi.config import Experiment, experiment_from
@@ -16,8 +17,6 @@ from ringmpi.mask import Mask
 from ringmpi.problem import TENSORS, Generated, Problem
 from ringmpi.softmax import state_dtype
 from ringmpi.verify import Verdict, verify
-
-from .oracle import DTYPES, allowed_pairs, dense
 
 Array = NDArray[Any]
 
@@ -197,9 +196,9 @@ def scale_off_in_lse(experiment: Experiment, held: Held) -> Held:
 def key_lost(experiment: Experiment, held: Held) -> Held:
     """Lose one key of one row: what a window or a tile that is off by one does."""
     queries = np.arange(TOKENS)
-    allowed = allowed_pairs(queries, queries, causal=True)
+    allowed = pairs_between(queries, queries, causal=True)
     allowed[64, 20] = False
-    out, _ = dense(*tensors_of(experiment), allowed, scale_of(experiment), np.float64)
+    out, _ = attend_dense(*tensors_of(experiment), allowed, scale_of(experiment), np.float64)
     damaged = held.copy()
     damaged.out[:, :, 64] = out[:, :, 64].astype(held.out.dtype)
     return damaged
@@ -207,8 +206,8 @@ def key_lost(experiment: Experiment, held: Held) -> Held:
 
 def own_key_lost(experiment: Experiment, held: Held) -> Held:
     queries = np.arange(TOKENS)
-    allowed = allowed_pairs(queries, queries, causal=True) & (queries[:, None] != queries)
-    out, _ = dense(*tensors_of(experiment), allowed, scale_of(experiment), np.float64)
+    allowed = pairs_between(queries, queries, causal=True) & (queries[:, None] != queries)
+    out, _ = attend_dense(*tensors_of(experiment), allowed, scale_of(experiment), np.float64)
     return Held(out.astype(held.out.dtype), held.lse)
 
 
@@ -395,8 +394,8 @@ def test_an_error_within_bounds_everywhere_fails_by_its_mean() -> None:
     experiment = control("float32")
     held = ring_result(experiment)
     queries = np.arange(TOKENS)
-    allowed = allowed_pairs(queries, queries, causal=True)
-    exact, _ = dense(*tensors_of(experiment), allowed, scale_of(experiment), np.float64)
+    allowed = pairs_between(queries, queries, causal=True)
+    exact, _ = attend_dense(*tensors_of(experiment), allowed, scale_of(experiment), np.float64)
     bound = judge(experiment, held)["out"].bound
 
     verdict = judge(experiment, Held((exact + 0.9 * bound).astype(np.float32), held.lse))["out"]
