@@ -38,9 +38,9 @@ class Rule:
         if self.window is not None:
             hidden |= key < query - self.window
         if self.documents is not None:
-            of_query = sum((query >= offset).astype(int) for offset in self.documents)
-            of_key = sum((key >= offset).astype(int) for offset in self.documents)
-            hidden |= of_query != of_key
+            # A document's number: how many documents end at or before the token.
+            ends = np.asarray(self.documents[1:])
+            hidden |= np.searchsorted(ends, query, "right") != np.searchsorted(ends, key, "right")
         return hidden
 
 
