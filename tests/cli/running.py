@@ -25,8 +25,8 @@ CONSOLE = Path(sys.executable).parent / "ringmpi"
 #: Variables of the surroundings that would change what a job believes of itself.
 FOREIGN = ("RINGMPI_", "SLURM_", "PMI_", "PMIX_RANK", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_")
 
-#: Seconds that the ranks of a job may outlive its launcher: by design a rank that nobody ends leaves by itself
-#: 5 s after its last step.
+#: Seconds that the ranks of a job may outlive its launcher: by design a rank that nobody ends leaves by
+#: itself 5 s after its last step.
 LINGER = 10.0
 
 #: Jobs that run beside the test that looks at another: they mostly start up and shut down, which is waiting.
