@@ -30,16 +30,26 @@ find_python() {
 
 make_environment() {
     local venv=$ringmpi_root/.venv-$ringmpi_mpi
-    local extras=$ringmpi_mpi${RINGMPI_EXTRAS:+,$RINGMPI_EXTRAS}
-    # What is installed is named by the extras and the metadata, so that a change of either installs again.
-    local wanted installed=$venv/.ringmpi-installed
-    wanted="$extras $(cksum <"$ringmpi_root/setup.cfg")"
+    local installed=$venv/.ringmpi-installed # first line: checksum of the metadata; then an extra a line
+    local checksum extra extras="" missing=""
+    checksum=$(cksum <"$ringmpi_root/setup.cfg")
     (
         # Two scripts that start at once must not install into one environment together.
         flock 9
-        if [ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]; then
+        if [ "$(head -n 1 "$installed" 2>/dev/null)" = "$checksum" ]; then
+            extras=$(tail -n +2 "$installed")
+        else
+            missing=all
+        fi
+        for extra in $ringmpi_mpi ${RINGMPI_EXTRAS//,/ }; do
+            if ! grep -qx "$extra" <<<"$extras"; then
+                missing=$extra
+                extras+=$'\n'$extra
+            fi
+        done
+        if [ -n "$missing" ]; then
             local python
-            python=$(find_python)
+            python=$(find_python) || exit 2
             if [ ! -x "$venv/bin/pip" ]; then
                 echo "# making $venv with $python"
                 "$python" -m venv --clear "$venv" || {
@@ -47,11 +57,14 @@ make_environment() {
                     exit 2
                 }
             fi
-            echo "# installing ringmpi[$extras]"
-            "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check -e "${ringmpi_root}[$extras]"
-            echo "$wanted" >"$installed"
+            extras=$(sed '/^$/d' <<<"$extras")
+            local list=${extras//$'\n'/,}
+            echo "# installing ringmpi[$list]"
+            "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check \
+                -e "${ringmpi_root}[$list]" || exit 2
+            printf '%s\n' "$checksum" "$extras" >"$installed"
         fi
-    ) 9>"$ringmpi_root/.venv-$ringmpi_mpi.lock"
+    ) 9>"$ringmpi_root/.venv-$ringmpi_mpi.lock" || exit 2
     PATH=$venv/bin:$PATH
     export PATH
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -11,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.comm.exchange import Exchange
-from ringmpi.comm.policy import CHUNK_LIMIT
+from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, check_timeout
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
-from ringmpi.devices import MAX_HEAD_DIM, Block, Device, Queries, make_device
+from ringmpi.devices import MAX_HEAD_DIM, Block, Device, Queries, chosen_device, make_device
 from ringmpi.errors import ConfigError, RingMPIError, ShapeError, check_choice
 from ringmpi.layout import Layout
 from ringmpi.mask import Mask
 from ringmpi.schedule import METHODS, Attend, Step
-from ringmpi.softmax import DTYPES, State
+from ringmpi.softmax import DTYPES, State, check_scale
 from ringmpi.trace import Trace
 
 if TYPE_CHECKING:
@@ -87,7 +88,9 @@ class RingAttention:
     Raises
     ------
     ConfigError
-        On every rank alike, if a parameter breaks a rule or differs between ranks.
+        If a parameter breaks a rule; on every rank if all were given the same one.
+    ShapeError
+        On every rank, if parameters differ between ranks.
 
     Attributes
     ----------
@@ -117,10 +120,13 @@ class RingAttention:
         watch: Watch | None = None,
     ) -> None:
         check_choice("method", method, METHODS)
+        check_choice("progress", progress, PROGRESS)
+        check_timeout(timeout)
         if chunk_limit < 1:
             raise ConfigError(f"chunk_limit={chunk_limit}: a message carries at least 1 byte")
         self.layout = Layout(layout, seq_len, comm.size)
-        offsets = None if documents is None else tuple(map(int, documents))
+        offsets = None if documents is None else tuple(map(_whole, documents))
+        window = None if window is None else _whole(window)
         self.mask = Mask(causal, window, offsets)
         if offsets is not None and offsets[-1] != seq_len:
             raise ConfigError(
@@ -131,16 +137,18 @@ class RingAttention:
         self._watch = watch or Watch(comm.Dup(), timeout)
         self._team = Team(self._comm, self._watch)
         self._softmax_scale = softmax_scale
-        self._device_name = device
+        self._device_name = chosen_device(device)
         self._exchange_options: dict[str, Any] = {
             "progress": progress,
             "chunk_limit": chunk_limit,
             "check_transfers": check_transfers,
         }
-        self._refuse_difference(
-            "parameters",
-            repr((self.layout, self.mask, softmax_scale, method, chunk_limit, check_transfers)),
-        )
+        given = (self.layout, self.mask, softmax_scale, method, chunk_limit, check_transfers)
+        try:
+            self._refuse_difference("parameters", repr(given))
+        except ShapeError:
+            self.close()
+            raise
         self.schedule: list[Step] = METHODS[method](self.layout, comm.rank)
         self.trace = Trace(len(self.schedule))
         self._shape: Shape | None = None
@@ -171,7 +179,7 @@ class RingAttention:
         StalledRingError, TransportError
             On the rank that notices.
         """
-        queries = self._load(q, k, v)
+        queries = self._load(*(np.asarray(array) for array in (q, k, v)))
         state = self._device.begin(queries)
         self.trace = Trace(len(self.schedule))
         execute(self.schedule, self._exchange, self._device, queries, self._block, state, self.trace)
@@ -184,7 +192,14 @@ class RingAttention:
         -------
         Trace
             What the transfers take when nothing hides them.
+
+        Raises
+        ------
+        ConfigError
+            If there was no pass before, whose blocks could be moved.
         """
+        if self._shape is None:
+            raise ConfigError("transfers_alone: there are no blocks yet; call forward first")
         silent = [replace(step, attends=()) for step in self.schedule]
         trace = Trace(len(silent))
         nothing = Queries(np.empty(0), np.empty(0, np.int64))
@@ -208,8 +223,8 @@ class RingAttention:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Giving back is collective; after an error the other ranks may never come to it.
-        if error is None:
+        # Giving back is collective; after an error of one rank the others may never come to it.
+        if error is None or (isinstance(error, RingMPIError) and error.everywhere):
             self.close()
 
     def _load(self, q: Array, k: Array, v: Array) -> Queries:
@@ -231,6 +246,7 @@ class RingAttention:
             error = wrong
         self._team.agree(error)
         self._refuse_difference("shapes", repr(shape))
+        check_scale(self._softmax_scale, q.dtype)
         if shape is None or shape == self._shape:
             return
         self._shape, self._dtype = shape, shape.dtype
@@ -278,6 +294,22 @@ def execute(
     """Run a schedule: post, attend while the transfers move, wait for what is left. Collective.
 
     The wait in ``exchange.finish`` is the stall that ringmpi exists to measure.
+
+    Parameters
+    ----------
+    schedule : sequence of Step
+        Of this rank.
+    exchange : Exchange
+        Holds the blocks, the own one in slot 0.
+    device : Device
+    queries : Queries
+        Of this rank.
+    block_of : callable
+        Returns the block that an attend reads.
+    state : State
+        Updated in place.
+    trace : Trace
+        Takes a record a step.
     """
     for number, step in enumerate(schedule):
         trace.begin(number)
@@ -319,6 +351,14 @@ def ring_attention(q: Array, k: Array, v: Array, comm: MPI.Comm, **options: Any)
     seq_len = sum(comm.allgather(tokens))
     with RingAttention(comm, seq_len=seq_len, **options) as attention:
         return attention.forward(q, k, v)
+
+
+def _whole(number: Any) -> int:
+    """Return a position or a width as an int; 1.9 is neither."""
+    try:
+        return operator.index(number)
+    except TypeError as error:
+        raise ConfigError(f"{number!r}: positions and widths are whole numbers") from error
 
 
 def _common_shape(q: Array, k: Array, v: Array, shard_len: int) -> Shape:

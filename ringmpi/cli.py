@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringmpi.comm.launcher import launch_from_environment, limit_blas_threads
-from ringmpi.errors import FAILED_VERIFICATION, OK, ConfigError, RingMPIError
+from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, RingMPIError
 
 if TYPE_CHECKING:
     from ringmpi.config import Experiment
@@ -42,6 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refuse(launch_from_environment(), error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except Exception:
+        # Not left to Python, whose exit code 1 would mean a failed verification.
+        traceback.print_exc()
+        return BROKEN
     return code
 
 
@@ -83,9 +89,8 @@ def _add_experiment_options(parser: argparse.ArgumentParser, leave_out: Sequence
             continue
         flag, told = "--" + name.replace("_", "-"), declared.metadata
         default = declared.default
-        shown = (
-            "" if default in (None, False) or "[" in told["help"] or not default else f" [{default}]"
-        )
+        derived = "[" in told["help"] or name == "seq_len" or default is None or default is False
+        shown = "" if derived else f" [{default}]"
         if told["kind"] is bool:
             parser.add_argument(
                 flag, action="store_true", default=argparse.SUPPRESS, help=told["help"] + shown
@@ -108,6 +113,8 @@ def _given(arguments: argparse.Namespace, leave_out: Sequence[str] = ()) -> dict
     from ringmpi.config import options, parse, read_toml
 
     given = read_toml(arguments.config) if arguments.config else {}
+    for name in leave_out:
+        given.pop(name, None)
     for name in options():
         if hasattr(arguments, name) and name not in leave_out:
             value = getattr(arguments, name)
@@ -119,8 +126,11 @@ def _experiment(given: dict[str, Any]) -> Experiment:
     from ringmpi.config import experiment_from
     from ringmpi.problem import describe_input
 
-    found = describe_input(given["input"]) if given.get("input") else None
-    return experiment_from(given, found)
+    if not given.get("input"):
+        return experiment_from(given)
+    # The result file must find its input again from another folder.
+    given["input"] = str(Path(given["input"]).absolute())
+    return experiment_from(given, describe_input(given["input"]))
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:

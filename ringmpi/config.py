@@ -7,27 +7,32 @@ is communicated, so that every rank refuses alike.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, asdict, dataclass, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS
+from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
 from ringmpi.devices import DEVICES, MAX_HEAD_DIM
+from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS
 from ringmpi.mask import Mask
 from ringmpi.schedule import METHODS
-from ringmpi.softmax import DTYPES
+from ringmpi.softmax import DTYPES, check_scale
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+
+#: Characters of an input file's name that a result's name repeats; names end at 255 bytes.
+LONGEST_STEM = 60
 
 #: Up to here float64 counts exactly, and positions fit into 64 bits with room for sums.
 LARGEST = 2**53
@@ -76,7 +81,10 @@ class Experiment:
     dtype: str = _option("float32", str, "of q, k and v; an input file is converted", choices=DTYPES)
     causal: bool = _option(False, bool, "a query sees no key after itself")
     window: int | None = _option(
-        None, int, "previous keys that are visible beside the own one", metavar="W"
+        None,
+        int,
+        "previous keys visible beside the own one; later ones are up to --causal",
+        metavar="W",
     )
     documents: tuple[int, ...] | None = _option(
         None, _integers, "cumulative offsets, 0 to N; a query sees its document", metavar="0,I,..,N"
@@ -88,14 +96,14 @@ class Experiment:
     method: str = _option("ring", str, "how the blocks travel", choices=METHODS)
     device: str = _option("auto", str, "what computes", choices=("auto", *DEVICES))
     progress: str = _option(
-        "poll", str, "is MPI called while computing: between tiles, or not at all", choices=PROGRESS
+        "poll", str, "poll calls MPI between tiles, wait only after the compute", choices=PROGRESS
     )
     transport: str = _option("auto", str, "how blocks get from the device to MPI", choices=TRANSPORTS)
     repeats: int = _option(3, int, "timed passes", metavar="R")
     warmup: int = _option(1, int, "passes before the timed ones", metavar="R")
     seed: int = _option(0, int, "of generated inputs and of sampled rows", metavar="S")
     timeout: float = _option(
-        60.0, float, "seconds without progress of any transfer after which to give up", metavar="T"
+        60.0, float, "seconds without progress after which ranks ask who is stuck", metavar="T"
     )
     ranks: int | None = _option(None, int, "refuse to run at any other size", metavar="P")
     check_transfers: bool = _option(False, bool, "checksum every block at every hop")
@@ -106,10 +114,10 @@ class Experiment:
     output: str | None = _option(None, str, "result file [results/<name>.h5]", metavar="FILE")
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
         for name, declared in options().items():
             if declared.metadata["choices"]:
                 check_choice(name, getattr(self, name), declared.metadata["choices"])
+        _check_numbers(self)
         Mask(self.causal, self.window, self.documents)
         verify_rows(self.verify)
         if self.heads % self.kv_heads:
@@ -125,13 +133,19 @@ class Experiment:
     @property
     def name(self) -> str:
         """What the run is, in a few words that a file can be called by."""
-        source = Path(self.input).stem if self.input else f"n{self.seq_len}"
+        source = Path(self.input).stem[:LONGEST_STEM] if self.input else f"n{self.seq_len}"
         heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}-{self.kv_heads}"
         words = [self.method, source, f"b{self.batch}", heads, f"d{self.head_dim}", self.dtype]
         words += ["causal"] if self.causal else []
         words += [f"w{self.window}"] if self.window is not None else []
         words += ["documents"] if self.documents else []
         return "-".join([*words, self.layout])
+
+    def file_name(self, size: int) -> str:
+        """Return a name for the result on `size` ranks; no two experiments share one."""
+        record = json.dumps(replace(self, output=None, ranks=None).record(), sort_keys=True)
+        digest = hashlib.sha256(record.encode()).hexdigest()[:8]
+        return f"{self.name}-{digest}-p{size}.h5"
 
     def record(self) -> dict[str, Any]:
         """Return all parameters by option name, fit for JSON."""
@@ -159,7 +173,7 @@ def verify_rows(verify: str) -> int | None:
     if verify in ("full", "none"):
         return None if verify == "full" else 0
     kind, _, number = verify.partition(":")
-    if kind != "sample" or not number.isdigit() or int(number) < 1:
+    if kind != "sample" or not (number.isascii() and number.isdecimal()) or int(number) < 1:
         raise ConfigError(f"verify={verify!r}: use full, sample:ROWS (such as sample:256) or none")
     return int(number)
 
@@ -213,7 +227,13 @@ def read_toml(path: str) -> dict[str, Any]:
             table = tomllib.load(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"config={path}: {error}") from error
-    return {name.replace("-", "_"): _from_toml(path, name, value) for name, value in table.items()}
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        option = name.replace("-", "_")
+        if option in values:
+            raise ConfigError(f"config={path}: {option} is given twice")
+        values[option] = _from_toml(path, name, value)
+    return values
 
 
 def _from_toml(path: str, name: str, value: Any) -> Any:
@@ -226,7 +246,8 @@ def _from_toml(path: str, name: str, value: Any) -> Any:
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise ConfigError(f"{path}: {name}={value!r}: must be {kind.__name__}")
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        raise ConfigError(f"{path}: {name}={value!r}: must be {words[kind]}")
     return parse(name, value) if isinstance(value, str) else value
 
 
@@ -255,6 +276,8 @@ def _check_numbers(experiment: Experiment) -> None:
         value = getattr(experiment, name)
         if declared.metadata["kind"] is int and value is not None and value > LARGEST:
             raise ConfigError(f"{name}={value}: must be at most 2**53")
+        if value == "":
+            raise ConfigError(f"{name}: is empty; give a name, or leave the option away")
     at_least_one = ("seq_len", "batch", "heads", "kv_heads", "repeats", "chunk_limit")
     for name in at_least_one:
         if getattr(experiment, name) < 1:
@@ -266,10 +289,8 @@ def _check_numbers(experiment: Experiment) -> None:
         raise ConfigError(f"head_dim={experiment.head_dim}: must be from 1 to {MAX_HEAD_DIM}")
     if experiment.ranks is not None and experiment.ranks < 1:
         raise ConfigError(f"ranks={experiment.ranks}: must be 1 or more")
-    if not (isfinite(experiment.timeout) and experiment.timeout > 0):
-        raise ConfigError(f"timeout={experiment.timeout}: must be a positive number of seconds")
-    if experiment.softmax_scale is not None and not isfinite(experiment.softmax_scale):
-        raise ConfigError(f"softmax_scale={experiment.softmax_scale}: must be finite")
+    check_timeout(experiment.timeout)
+    check_scale(experiment.softmax_scale, numpy_dtype(experiment.dtype))
 
 
 def _shown(value: Any) -> str:

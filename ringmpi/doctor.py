@@ -9,12 +9,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from importlib import util
 
-from ringmpi.comm.job import library_name
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
+from ringmpi.comm.probe import library_name, load_mpi, takes_device_pointers
 from ringmpi.devices import DEVICES
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
 from ringmpi.report.tables import make_console
+from ringmpi.store import hdf5_facts
 
 Fact = tuple[str, str]
 
@@ -24,7 +25,7 @@ def examine() -> None:
     console = make_console()
     for check in CHECKS:
         for name, value in check():
-            console.print(f"{name:<14} {value}", soft_wrap=True, markup=False)
+            console.print(f"{name:<14} {value}", soft_wrap=True)
 
 
 def _software() -> Iterator[Fact]:
@@ -44,19 +45,16 @@ def _cores() -> Iterator[Fact]:
 
 
 def _mpi() -> Iterator[Fact]:
-    """Ask the library for its name without initialising it."""
-    import mpi4py
-
-    mpi4py.rc.initialize = False
+    """Ask the library, without initialising it."""
     try:
-        from mpi4py import MPI
+        mpi = load_mpi()
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         yield "mpi", f"no MPI library found ({first}); pip install mpich, or load your site's module"
         return
-    library = MPI.get_vendor()[0]
-    yield "mpi", library_name(MPI)
-    yield "gpu-aware", "not asked: no device of this version has memory that MPI could not read"
+    library = mpi.get_vendor()[0]
+    yield "mpi", library_name(mpi)
+    yield "gpu-aware", "yes" if takes_device_pointers() else "no: blocks must be in host memory"
     try:
         launcher = find_launcher()
     except ConfigError as error:
@@ -69,10 +67,7 @@ def _mpi() -> Iterator[Fact]:
 
 
 def _hdf5() -> Iterator[Fact]:
-    import h5py
-
-    parallel = "yes" if h5py.get_config().mpi else "no: results are gathered by rank 0"
-    yield "hdf5", f"{h5py.version.hdf5_version}, h5py {h5py.__version__}; parallel: {parallel}"
+    yield "hdf5", hdf5_facts()
     drawn = util.find_spec("matplotlib") is not None
     yield "plots", "matplotlib" if drawn else "no matplotlib; pip install 'ringmpi[plot]'"
 

@@ -74,12 +74,6 @@ class StoreError(RingMPIError, OSError):
     exit_code = BAD_PARAMETER
 
 
-class VerificationError(RingMPIError):
-    """The result differs from the reference by more than rounding allows."""
-
-    exit_code = FAILED_VERIFICATION
-
-
 class Interrupted(RingMPIError):  # noqa: N818 - nothing went wrong
     """A signal asked the job to end.
 

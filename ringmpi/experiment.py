@@ -6,17 +6,21 @@ The first pass is verified before any other is timed, and every later pass must 
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
 
 from ringmpi.attention import RingAttention
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.job import Job
+from ringmpi.comm.policy import chosen_transport
+from ringmpi.comm.probe import takes_device_pointers
 from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
 from ringmpi.devices import chosen_device
@@ -29,9 +33,11 @@ from ringmpi.errors import (
     TransportError,
 )
 from ringmpi.layout import Layout
-from ringmpi.problem import TENSORS, Problem, problem_of, sha256_of, shard_of
+from ringmpi.problem import TENSORS, Problem, pieces_of, problem_of, sha256_of, shard_of
 from ringmpi.provenance import peak_nbytes, rank_facts
 from ringmpi.recording import Passes, Recording
+from ringmpi.report.console import speak
+from ringmpi.report.progress import track
 from ringmpi.report.tables import make_console, report
 from ringmpi.store import ResultFile, ResultWriter, refusal
 from ringmpi.verify import Verdict, verify
@@ -61,7 +67,7 @@ def run(experiment: Experiment, job: Job) -> int:
         raise interruption
     if job.team.rank == 0:
         with ResultFile(path) as result:
-            report(result, make_console())
+            speak(lambda: report(result, make_console()))
     return job.team.share(FAILED_VERIFICATION if under_way.failed else OK)
 
 
@@ -86,6 +92,7 @@ class Run:
         self._passes = Passes()
         self._verdicts: list[Verdict] = []
         self._clocks: list[NDArray[np.float64]] = []
+        self._digests: dict[str, str] = {}
 
     @property
     def failed(self) -> bool:
@@ -95,44 +102,47 @@ class Run:
     def say(self, line: str) -> None:
         """Print a line, on rank 0. Local."""
         if self._job.team.rank == 0:
-            print(line, flush=True)
+            speak(lambda: print(line))
 
     def measure(self) -> Interrupted | None:
-        """Attend, verify and time; return what ended that early, if anything did."""
+        """Attend, verify and time; return what ended that early, if anything did.
+
+        All that may take long happens here, where signals are heeded.
+        """
         name, size = self._experiment.name, self._job.team.size
         self.say(f"# ringmpi: {name} on {size} rank(s), {self._job.library}")
         try:
             self._clocks.append(clock_offsets(self._job.team))
+            q, k, v = self._make_shards()
             with self._attention() as attention:
-                self._make_passes(attention, *self._make_shards())
+                self._make_passes(attention, q, k, v)
             self._clocks.append(clock_offsets(self._job.team))
+            if self._experiment.store_inputs:
+                for tensor, shard in zip(TENSORS, (q, k, v), strict=True):
+                    self._recording.tensor(self._job.team, f"inputs/{tensor}", shard)
+            self._digest_inputs()
         except Interrupted as stop:
             return stop
         return None
 
     def write(self, interruption: Interrupted | None) -> None:
-        """Write what there is and let the file appear; without a finished pass there is nothing."""
+        """Write what is left and let the file appear; without a finished pass there is nothing."""
+        self._job.watch.disarm()
         # After an interruption some collective of the team may be half done.
         team = self._job.team if interruption is None else self._job.closing
         if interruption is not None:
             self._keep_common_passes(team, interruption)
         self._recording.outputs(team, self._passes)
-        if self._experiment.store_inputs and interruption is None:
-            for name, shard in zip(TENSORS, self._make_shards(), strict=True):
-                self._recording.tensor(team, f"inputs/{name}", shard)
         self._recording.timings(team, self._passes)
         self._recording.ranks(team, self._facts_of_rank(), self._facts_of_job())
-        self._job.watch.disarm()  # What is left is done by rank 0 alone, and the others wait for it.
-        digests = self._digests() if interruption is None else {}
         number = None if interruption is None else interruption.signal_number
-        self._recording.conclude(self._clocks, self._verdicts, digests, number)
+        self._recording.conclude(self._clocks, self._verdicts, self._digests, number)
 
     def _make_shards(self) -> list[Array]:
-        runs = self._layout.runs(self._job.team.rank)
-        return [
-            shard_of(self._problem, name, runs, self._experiment, lambda: self._heed("makes its shard"))
-            for name in TENSORS
-        ]
+        experiment, runs = self._experiment, self._layout.runs(self._job.team.rank)
+        heads = experiment.batch * (experiment.heads + 2 * experiment.kv_heads)
+        with self._progress("making shards", heads) as between:
+            return [shard_of(self._problem, name, runs, experiment, between) for name in TENSORS]
 
     def _make_passes(self, attention: RingAttention, q: Array, k: Array, v: Array) -> None:
         passes, warmup = self._passes, self._experiment.warmup
@@ -195,19 +205,45 @@ class Run:
         if how == "none":
             return
 
-        def heed(done: int, total: int) -> None:
-            self._heed(f"verifies, {done} of {total} heads done")
-
         started = time.perf_counter()
         if self._writer is not None:
-            self._verdicts = verify(self._writer, self._problem, self._experiment, self._layout, heed)
+            with self._progress("verifying") as between:
+                self._verdicts = verify(
+                    self._writer, self._problem, self._experiment, self._layout, between
+                )
         self._verdicts = self._job.team.share(self._verdicts)
         verdict = "FAILED" if self.failed else "passed"
         self.say(f"verification {verdict}: {time.perf_counter() - started:.1f} s ({how})")
 
-    def _heed(self, doing: str) -> None:
-        """Heed signals and answer ranks that ask, between two pieces of long work. Local."""
-        self._job.watch.look(lambda: doing)
+    def _digest_inputs(self) -> None:
+        """Hash q, k and v, on rank 0, which goes through all of them; the others wait for it."""
+        experiment = self._experiment
+        if self._writer is not None:
+            heads = experiment.batch * (experiment.heads + 2 * experiment.kv_heads)
+            pieces = len(list(pieces_of(experiment.seq_len, experiment.head_dim)))
+            with self._progress("hashing inputs", heads * pieces) as between:
+                for name in TENSORS:
+                    digest = sha256_of(self._problem, name, experiment, between)
+                    self._digests[f"{name}_sha256"] = digest
+        self._job.team.barrier()
+
+    @contextmanager
+    def _progress(self, what: str, total: int = 0) -> Iterator[Callable[..., None]]:
+        """Give what long work calls between two pieces: with nothing, or with how many of how many are done.
+
+        It shows progress on rank 0, heeds signals, and answers ranks that ask. Local.
+        """
+        made = 0
+        console = make_console() if self._job.team.rank == 0 else Console(quiet=True)
+        with track(what, console) as show:
+
+            def between(done: int | None = None, of: int = total) -> None:
+                nonlocal made
+                made = made + 1 if done is None else done
+                show(made, of)
+                self._job.watch.look(lambda: f"{what}, {made} of {of} done")
+
+            yield between
 
     def _say_pass(self, number: int, records: Array) -> None:
         warmup, repeats = self._experiment.warmup, self._experiment.repeats
@@ -244,28 +280,27 @@ class Run:
         return {
             "mpi_library": self._job.library,
             "thread_level": self._job.thread_level,
-            "gpu_aware": False,
-            "transport": "direct",
-            "barrier": "repeat",
+            "gpu_aware": takes_device_pointers(),
+            "transport": chosen_transport(self._experiment.transport),
         }
-
-    def _digests(self) -> dict[str, str]:
-        if self._writer is None:
-            return {}
-        return {f"{name}_sha256": sha256_of(self._problem, name, self._experiment) for name in TENSORS}
 
 
 def output_path(experiment: Experiment, size: int) -> Path:
     """Return where the result goes: as asked, or a name in ``results/`` that says what was run. Local."""
     if experiment.output is not None:
         return Path(experiment.output)
-    return Path("results") / f"{experiment.name}-p{size}.h5"
+    return Path("results") / experiment.file_name(size)
 
 
 def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> None:
     """Refuse on every rank what any rank must refuse. Collective."""
     error: RingMPIError | None = None
-    if experiment.ranks is not None and experiment.ranks != team.size:
+    same = experiment.input is not None and path.exists() and path.samefile(experiment.input)
+    if same:
+        error = ConfigError(
+            f"output={path}: is the input, which a run never writes to; use another name"
+        )
+    elif experiment.ranks is not None and experiment.ranks != team.size:
         error = ConfigError(
             f"ranks={experiment.ranks}: the job has {team.size}; start it with -n {experiment.ranks}"
         )

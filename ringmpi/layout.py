@@ -96,10 +96,6 @@ class Layout:
         """Return the number of tokens that `rank` owns. Local."""
         return sum(map(len, self.runs(rank)))
 
-    def longest_shard(self) -> int:
-        """Return the number of tokens of the largest shard. Local."""
-        return max(map(self.shard_len, range(self.size)))
-
     def positions(self, rank: int) -> NDArray[np.int64]:
         """Return the global positions of the tokens of `rank`, ascending. Local.
 

@@ -26,6 +26,31 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class Clocks:
+    """How the clocks of the ranks compare with rank 0's.
+
+    Attributes
+    ----------
+    measured_at : ndarray of float64, shape (ranks,)
+        When, on rank 0's clock; seconds.
+    offset : ndarray of float64, shape (ranks,)
+        The rank's clock minus rank 0's then; seconds.
+    drift : ndarray of float64, shape (ranks,)
+        Seconds by which the offset grows a second; NaN where it was measured only once.
+    """
+
+    measured_at: Array
+    offset: Array
+    drift: Array
+
+    def corrected(self, moments: Array) -> Array:
+        """Return moments of shape (..., ranks, steps) on rank 0's clock."""
+        offset = self.offset[:, None]
+        elapsed = moments - offset - self.measured_at[:, None]
+        return np.asarray(moments - offset - np.nan_to_num(self.drift)[:, None] * elapsed)
+
+
+@dataclass(frozen=True)
 class Timings:
     """What a run recorded.
 
@@ -34,13 +59,12 @@ class Timings:
     records : ndarray of trace.RECORD, shape (repeats, ranks, steps)
     alone : ndarray of trace.RECORD, shape (passes, ranks, steps)
         The transfers with no compute beside them.
-    offsets : ndarray of float64, shape (ranks,)
-        Each rank's clock minus rank 0's, seconds.
+    clocks : Clocks
     """
 
     records: Array
     alone: Array
-    offsets: Array
+    clocks: Clocks
 
 
 def step_time(records: Array) -> Array:
@@ -81,9 +105,9 @@ def overlap(timings: Timings) -> Array:
 
 def makespans(timings: Timings) -> Array:
     """Return the time from the first start to the last end of each repeat, seconds; shape (repeats,)."""
-    start = timings.records["started"][:, :, 0] - timings.offsets
-    end = timings.records["step_end"][:, :, -1] - timings.offsets
-    return np.asarray(end.max(axis=1) - start.min(axis=1))
+    start = timings.clocks.corrected(timings.records["started"])
+    end = timings.clocks.corrected(timings.records["step_end"])
+    return np.asarray(end.max(axis=(1, 2)) - start.min(axis=(1, 2)))
 
 
 @dataclass(frozen=True)

@@ -88,17 +88,22 @@ class Generated:
 
 
 class FromFile:
-    """Rows of a user's HDF5 file; only those asked for are read, and converted where asked to.
+    """Rows of an HDF5 file; only those asked for are read, and converted where asked to.
 
     The file is opened for reading only, and without a lock where the file system has none.
+
+    Parameters
+    ----------
+    experiment : Experiment
+    path : str
+    group : str
+        Where in the file q, k and v are.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
-        assert experiment.input is not None  # `problem_of` asks only where there is one.
-        self._path = experiment.input
+    def __init__(self, experiment: Experiment, path: str, group: str = "/") -> None:
         self._dtype = numpy_dtype(experiment.dtype)
         self._heads = {"q": experiment.heads, "k": experiment.kv_heads, "v": experiment.kv_heads}
-        self._file = open_input(self._path)
+        self._file = open_input(path)[group]
 
     def heads_of(self, tensor: str) -> int:
         """Return the number of heads of a tensor."""
@@ -121,7 +126,7 @@ class FromFile:
 
 def problem_of(experiment: Experiment) -> Problem:
     """Return where the rows of an experiment come from. Local."""
-    return FromFile(experiment) if experiment.input else Generated(experiment)
+    return FromFile(experiment, experiment.input) if experiment.input else Generated(experiment)
 
 
 def shard_of(
@@ -160,10 +165,13 @@ def pieces_of(seq_len: int, width: int) -> Iterator[range]:
         yield range(start, min(seq_len, start + tokens))
 
 
-def sha256_of(problem: Problem, tensor: str, experiment: Experiment) -> str:
+def sha256_of(
+    problem: Problem, tensor: str, experiment: Experiment, between: Callable[[], None]
+) -> str:
     """Return the SHA-256 of a whole tensor's bytes in C order, little-endian. Local.
 
-    The tensor is walked through head by head in pieces, never held.
+    The tensor is walked through head by head in pieces, never held; `between` is called after each, and
+    may raise to give up.
     """
     digest = hashlib.sha256()
     for batch in range(experiment.batch):
@@ -172,6 +180,7 @@ def sha256_of(problem: Problem, tensor: str, experiment: Experiment) -> str:
                 one = range(batch, batch + 1), range(head, head + 1)
                 rows = problem.rows(tensor, (piece,), one[1], one[0])
                 digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
+                between()
     return digest.hexdigest()
 
 
@@ -235,6 +244,10 @@ def describe_input(path: str) -> dict[str, Any]:
             "head_dim": q.shape[3],
             "dtype": dtypes.pop(),
         }
-        if "documents" in file:
-            found["documents"] = tuple(int(offset) for offset in file["documents"][:].ravel())
+        documents = file.get("documents")
+        if documents is not None:
+            plain = isinstance(documents, h5py.Dataset) and documents.ndim == 1
+            if not plain or documents.dtype.kind not in "iu":
+                raise ConfigError(f"input={path}: /documents must be a list of whole numbers")
+            found["documents"] = tuple(int(offset) for offset in documents[:])
         return found

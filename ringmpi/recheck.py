@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ringmpi.config import Experiment
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Layout
-from ringmpi.problem import TENSORS, problem_of, sha256_of
+from ringmpi.problem import TENSORS, FromFile, Problem, describe_input, problem_of, sha256_of
 from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict, verify
 
@@ -40,11 +41,24 @@ def verify_file(path: str, how: str, progress: Callable[[int, int], None]) -> li
         experiment = replace(result.experiment, verify=how)
         if result.kind != "measured":
             raise StoreError(f"{path}: is {result.kind}, so it has no outputs to verify")
-        problem = problem_of(experiment)
+        problem = _problem(result, experiment)
         digests = result.facts("inputs")
         for name in TENSORS:
             recorded = digests.get(f"{name}_sha256")
-            if recorded is not None and recorded != sha256_of(problem, name, experiment):
+            if recorded is not None and recorded != sha256_of(problem, name, experiment, _nothing):
                 raise StoreError(f"{path}: {name} is not what it was when the run was made")
         layout = Layout(experiment.layout, experiment.seq_len, result.size)
         return verify(result, problem, experiment, layout, progress)
+
+
+def _problem(result: ResultFile, experiment: Experiment) -> Problem:
+    """Return where the inputs come from: the result file itself, if they were stored in it."""
+    if result.has_inputs:
+        return FromFile(experiment, str(result.path), "inputs")
+    if experiment.input is not None:
+        describe_input(experiment.input)  # Refuses a file that is no longer what it was.
+    return problem_of(experiment)
+
+
+def _nothing() -> None:
+    """Let the digest of the inputs go on."""

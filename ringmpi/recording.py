@@ -156,10 +156,20 @@ class Recording:
         measured = np.stack(clocks)
         for column, (name, description) in enumerate(CLOCK_COLUMNS.items()):
             self.writer.table(f"clocks/{name}", measured[:, :, column], "s", description)
+        description = "seconds by which the offset grows a second; NaN if it was measured once"
+        self.writer.table("clocks/drift", _drift(measured), "1", description)
         how = self._experiment.verify
         interrupted = signal_number is not None and not verdicts and how != "none"
         self.writer.verdicts("interrupted" if interrupted else how, verdicts)
         self.writer.commit()
+
+
+def _drift(measured: Array) -> Array:
+    """Return the slope of each rank's offset from the first measurement to the last, shape (ranks,)."""
+    when, offset = measured[:, :, 0], measured[:, :, 1]
+    if len(measured) < 2:
+        return np.full(measured.shape[1], np.nan)
+    return np.asarray((offset[-1] - offset[0]) / (when[-1] - when[0]))
 
 
 def oversubscribed(facts: Sequence[Mapping[str, Any]]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmpi.errors import ShapeError
+from ringmpi.errors import ConfigError, ShapeError
 
 Array = NDArray[Any]
 
@@ -34,6 +34,22 @@ def state_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     dtype('float32')
     """
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def check_scale(softmax_scale: float | None, dtype: np.dtype[Any]) -> None:
+    """Refuse a factor of the scores that the state cannot hold. Local.
+
+    Raises
+    ------
+    ConfigError
+        If it is not finite in the dtype of the state.
+    """
+    with np.errstate(over="ignore"):
+        held = state_dtype(dtype).type(0.0 if softmax_scale is None else softmax_scale)
+    if not np.isfinite(held):
+        raise ConfigError(
+            f"softmax_scale={softmax_scale}: must be finite in {held.dtype}, the dtype of the scores"
+        )
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ringmpi.config import Experiment
 from ringmpi.encoding import MARK, decode, encode
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Runs
-from ringmpi.metrics import Timings
+from ringmpi.metrics import Clocks, Timings
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
 
@@ -45,10 +45,22 @@ def refusal(path: Path) -> ConfigError | None:
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
-        return ConfigError(f"output={path}: cannot be written: {error.strerror}; use another --output")
+        return ConfigError(f"output={path}: cannot be written: {error.strerror}; use another name")
     if path.is_dir():
         return ConfigError(f"output={path}: is a directory; name a file in it")
+    if path.exists() and not _is_result(path):
+        return ConfigError(
+            f"output={path}: is there and is no result of ringmpi, so it is not replaced; use another name"
+        )
     return None
+
+
+def _is_result(path: Path) -> bool:
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return "format_version" in file.attrs
+    except OSError:
+        return False
 
 
 def _temporary(path: Path) -> Path:
@@ -109,6 +121,7 @@ class ResultWriter:
         dataset = self._file.create_dataset(name, shape, fill.dtype, fillvalue=fill[0])
         if dtype.name == "bfloat16":
             dataset.attrs[MARK] = "bfloat16"
+        dataset.attrs.update({"unit": "1", "description": "index i along tokens is global token i"})
         for axis, label in enumerate(_TENSOR_AXES[: len(shape)]):
             dataset.dims[axis].label = label
 
@@ -132,7 +145,7 @@ class ResultWriter:
         dataset = self._file.create_dataset(
             name, data=[_storable(text) for text in values], dtype=h5py.string_dtype()
         )
-        dataset.attrs["description"] = description
+        dataset.attrs.update({"unit": "", "description": description})
 
     def facts(self, group: str, facts: Mapping[str, Any]) -> None:
         """Write named facts as attributes of a group; what HDF5 has no type for is written as text."""
@@ -187,7 +200,7 @@ class ResultFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise StoreError(f"{path}: no such file; name a result of ringmpi run")
+            raise StoreError(f"{path}: is no file; name a result of ringmpi run")
         try:
             self._file = h5py.File(path, "r")
         except BlockingIOError as error:
@@ -236,6 +249,11 @@ class ResultFile:
         return None if number is None else int(number)
 
     @property
+    def has_inputs(self) -> bool:
+        """Whether q, k and v are in the file."""
+        return all(f"inputs/{name}" in self._file for name in "qkv")
+
+    @property
     def kind(self) -> str:
         """``measured`` or ``simulated``."""
         return str(self._file.attrs["kind"])
@@ -264,7 +282,13 @@ class ResultFile:
     def timings(self) -> Timings:
         """Return the trace of all ranks."""
         return Timings(
-            self._records("timings"), self._records("timings/alone"), self.column("clocks/offset")[0]
+            self._records("timings"),
+            self._records("timings/alone"),
+            Clocks(
+                self.column("clocks/measured_at")[0],
+                self.column("clocks/offset")[0],
+                self.column("clocks/drift"),
+            ),
         )
 
     def verdicts(self) -> list[Verdict]:
@@ -284,6 +308,12 @@ class ResultFile:
 def _storable(text: str) -> str:
     """Return a text that HDF5 can hold: file names and host names may contain bytes that are no UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def hdf5_facts() -> str:
+    """Return versions, and whether files can be written in parallel. Local."""
+    parallel = "yes" if h5py.get_config().mpi else "no: results are gathered by rank 0"
+    return f"{h5py.version.hdf5_version}, h5py {h5py.__version__}; parallel: {parallel}"
 
 
 def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:

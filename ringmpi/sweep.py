@@ -7,9 +7,7 @@ a sweep that was interrupted goes on where it stopped when it is started again.
 from __future__ import annotations
 
 import csv
-import hashlib
 import itertools
-import json
 import signal
 import subprocess
 import sys
@@ -25,7 +23,7 @@ import numpy as np
 from ringmpi.comm.launcher import find_launcher, shown
 from ringmpi.comm.signals import HEEDED_SIGNALS
 from ringmpi.config import Experiment, experiment_from, options, parse
-from ringmpi.errors import FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
+from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
@@ -90,7 +88,10 @@ class Point:
     def done(self) -> bool:
         """Return whether nothing is left to do: a complete file is there, and no verdict in it is bad."""
         result = self.result()
-        return result is not None and all(verdict.passed for verdict in result.verdicts())
+        if result is None:
+            return False
+        with result:
+            return all(verdict.passed for verdict in result.verdicts())
 
 
 #: What an input file says of itself, and need not be repeated on the command line.
@@ -128,9 +129,12 @@ class Sweep:
         self.directory = Path(directory)
         self.counts = _rank_counts(ranks)
         self.varied = dict(_varied(entry) for entry in vary)
+        if len(self.varied) < len(vary):
+            raise ConfigError(
+                f"vary={' '.join(vary)}: an option is given twice; name all its values once"
+            )
         self.launcher = find_launcher(launcher)
         self.points = list(self._points(given))
-        self.failures = 0
         self._console = make_console()
 
     def show_commands(self) -> int:
@@ -161,25 +165,21 @@ class Sweep:
         for values in itertools.product(*self.varied.values()):
             varied = dict(zip(self.varied, values, strict=True))
             experiment = experiment_from({**given, **varied}, found)
-            record = json.dumps(experiment.record(), sort_keys=True)
-            digest = hashlib.sha256(record.encode()).hexdigest()[:8]
             for ranks in self.counts:
-                name = f"{experiment.name}-p{ranks}-{digest}.h5"
-                yield Point(ranks, varied, experiment, self.directory / name)
+                yield Point(ranks, varied, experiment, self.directory / experiment.file_name(ranks))
 
     def _run_point(self, point: Point, number: str) -> None:
         if point.done():
             self._console.print(f"{number} done before: {point.path.name}", soft_wrap=True)
             return
         command = self.launcher.command(point.ranks, point.program())
-        self._console.print(f"{number} {shown(command)}", soft_wrap=True, markup=False)
+        self._console.print(f"{number} {shown(command)}", soft_wrap=True)
         log = point.path.with_suffix(".log")
         with log.open("w") as output, _passing_signals_on() as start:
             code = start(command, output)
-        if code not in (OK, FAILED_VERIFICATION) or point.result() is None:
-            self.failures += 1
+        if code not in (OK, FAILED_VERIFICATION) or not point.path.exists():
             lines = "\n".join(f"  {line}" for line in _tail(log))
-            self._console.print(f"exit code {code}; the end of {log}:\n{lines}", markup=False)
+            self._console.print(f"exit code {code}; the end of {log}:\n{lines}")
 
     def _conclude(self) -> int:
         """Print the table, write it as CSV, and return the exit code."""
@@ -201,7 +201,7 @@ class Sweep:
         self._console.print(
             "# sweep: " + (", ".join(words) if failed or missing else f"{words[0]}, all OK")
         )
-        return FAILED_VERIFICATION if failed or missing else OK
+        return BROKEN if missing else FAILED_VERIFICATION if failed else OK
 
     def _base(self, point: Point) -> Point:
         """Return the point with the fewest ranks among those with the same parameters."""
@@ -301,7 +301,7 @@ def _passing_signals_on() -> Iterator[Callable[[list[str], Any], int]]:
 
 def _rank_counts(text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(f"ranks={text!r}: use whole numbers from 1, such as 1,2,3,4,5,8")
     return sorted({int(part) for part in parts})
 

@@ -104,6 +104,8 @@ class Verdict:
     def failure(self) -> str:
         """Return where and by how much it fails, in one line."""
         kind = "element" if not self.beyond <= self.bound else "mean"
+        if not np.isfinite(self.bound + self.mean_bound):
+            kind = "bound (a plain single pass is not finite either, so nothing is allowed)"
         return (
             f"{self.tensor}{self.index} of rank {self.rank}: found {self.found:.9g}, expected "
             f"{self.expected:.9g}; {kind} out of bounds: error beyond rounding {self.beyond:.3g} "

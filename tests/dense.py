@@ -128,7 +128,7 @@ def dense_attention(q: Array, k: Array, v: Array, allowed: NDArray[np.bool_]) ->
 
 
 def uniform_inputs(batch: int, heads: int, kv_heads: int, seq_len: int, head_dim: int) -> Any:
-    """Return family U: every allowed key weighs the same, so out is a mean of positions.
+    """Return q, k, v for which every allowed key weighs the same, so that out is a mean of positions.
 
     ``out[b, h, i] = mean(allowed positions) + 100 * kv_head + 10000 * b`` and ``lse = ln(#allowed)``.
     """
@@ -141,7 +141,7 @@ def uniform_inputs(batch: int, heads: int, kv_heads: int, seq_len: int, head_dim
 
 
 def uniform_answer(allowed: Array, batch: int, heads: int, kv_heads: int) -> Any:
-    """Return the closed form of family U, shapes (batch, heads, seq_len); rows without a key are 0, -inf."""
+    """Return out and lse for `uniform_inputs`, shape (batch, heads, seq_len); 0 and -inf without a key."""
     count = allowed.sum(axis=1)
     with np.errstate(all="ignore"):
         mean = allowed @ np.arange(len(allowed)) / count

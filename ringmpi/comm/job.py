@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringmpi.comm.launcher import Launch, check_library, check_size
+from ringmpi.comm.probe import library_name, load_mpi
 from ringmpi.errors import BROKEN, Interrupted, LaunchError, RingMPIError, StalledRingError
 
 #: Seconds between the last words of a rank and its abort: the launcher drops what it has not yet forwarded.
@@ -40,6 +41,8 @@ class Job:
     library : str
         Version of the MPI library.
     thread_level : str
+    local_rank : int
+        Rank among those of its node.
     """
 
     def __init__(self, mpi: Any, timeout: float) -> None:
@@ -74,22 +77,23 @@ def start_mpi(launch: Launch) -> Any:
     LaunchError
         If the launcher does not belong to the MPI library.
     """
-    import mpi4py
-
-    mpi4py.rc.initialize = False  # Checks come first: a wrong library dies while it initialises.
-    from mpi4py import MPI
-
-    vendor = MPI.get_vendor()[0]
-    if not MPI.Is_initialized():
-        check_library(launch, vendor)
-        MPI.Init_thread()
-    check_size(launch, vendor, MPI.COMM_WORLD.size)
-    return MPI
+    mpi = load_mpi()
+    vendor = mpi.get_vendor()[0]
+    if not mpi.Is_initialized():
+        check_library(launch, vendor)  # First of all: a wrong library dies while it initialises.
+        mpi.Init_thread()
+    check_size(launch, vendor, mpi.COMM_WORLD.size)
+    return mpi
 
 
-def library_name(mpi: Any) -> str:
-    """Return the name and version of the MPI library, which may not be initialised yet. Local."""
-    return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0").split())
+def refused_by_any(comm: Any, error: RingMPIError | None) -> tuple[str, int] | None:
+    """Return the complaint and exit code of the lowest rank that refuses to start, if one does. Collective.
+
+    The first thing that ranks do together: what one of them refuses, such as a file that only its node
+    lacks, must not leave the others waiting.
+    """
+    found = comm.allgather((str(error), error.exit_code) if error else None)
+    return next((refusal for refusal in found if refusal), None)
 
 
 def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
@@ -109,6 +113,11 @@ def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
         complain(str(error), launch.rank == 0)
         return error.exit_code
     comm = mpi.COMM_WORLD
+    refusal = refused_by_any(comm, None)
+    if refusal is not None:
+        complain(refusal[0], comm.rank == 0)
+        mpi.Finalize()
+        return refusal[1]
     try:
         code = work(Job(mpi, timeout))
     except Interrupted as stop:
@@ -128,13 +137,15 @@ def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
 def refuse(launch: Launch, error: RingMPIError) -> int:
     """Print one line for all ranks of a refused job, and return the exit code. Collective.
 
-    The line is out before MPI is initialised, and no rank leaves that before all have entered it; so no
-    launcher, seeing one rank gone, ends the rank that prints before it has printed.
+    The line is out before the ranks meet, and none leaves before all have met; so no launcher, seeing
+    one rank gone, ends the rank that prints before it has printed.
     """
     complain(str(error), launch.rank == 0)
     if launch.size > 1:
         with contextlib.suppress(LaunchError):
-            start_mpi(launch).Finalize()
+            mpi = start_mpi(launch)
+            refused_by_any(mpi.COMM_WORLD, error)
+            mpi.Finalize()
     return error.exit_code
 
 

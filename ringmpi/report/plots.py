@@ -58,9 +58,11 @@ def _draw(axis: Axes, result: ResultFile) -> None:
     spans = makespans(timings)
     repeat = int(np.argsort(spans)[len(spans) // 2])
     records = timings.records[repeat]
-    origin = (records["started"][:, 0] - timings.offsets).min()
+    begins = timings.clocks.corrected(records["started"])
+    begins -= begins.min()
     for rank, steps in enumerate(records):
-        shift = timings.offsets[rank] + origin
+        # Within a step the rank's own clock is right; only where the step begins is corrected.
+        shift = steps["started"] - begins[rank]
         bars = {
             "overhead": (steps["started"], steps["step_end"] - steps["started"]),
             "compute": (steps["launched"], compute_time(steps)),
@@ -69,8 +71,7 @@ def _draw(axis: Axes, result: ResultFile) -> None:
         for name, (begin, length) in bars.items():
             pairs = list(zip((begin - shift) * 1e3, length * 1e3, strict=True))
             axis.broken_barh(pairs, (rank - 0.4, 0.8), color=COLOURS[name], linewidth=0)
-        begins = (steps["started"] - shift) * 1e3
-        axis.vlines(begins, rank - 0.4, rank + 0.4, color="black", linewidth=0.6)
+        axis.vlines(begins[rank] * 1e3, rank - 0.4, rank + 0.4, color="black", linewidth=0.6)
     axis.set(
         ylabel="rank",
         yticks=range(result.size),

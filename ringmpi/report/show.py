@@ -53,5 +53,9 @@ def _draw(results: Sequence[ResultFile], picture: Path, console: Console) -> Non
     for result in results:
         if not len(result.timings().records):
             raise ConfigError(f"plot={picture}: {result.path} has no timed repeat to draw")
-    timelines(results, picture)
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        timelines(results, picture)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"plot={picture}: cannot be drawn: {error}") from error
     console.print(f"# timeline: {picture}", soft_wrap=True)

@@ -22,9 +22,12 @@ def make_console() -> Console:
 
     A launcher may give its ranks a terminal of some width that nobody looks at.
     """
-    console = Console(highlight=False)
+    # No markup: file names may contain brackets.
+    console = Console(highlight=False, markup=False)
     watched = console.is_terminal and not launch_from_environment().variable
-    return console if watched else Console(highlight=False, width=WIDTH, force_terminal=False)
+    if watched:
+        return console
+    return Console(highlight=False, markup=False, width=WIDTH, force_terminal=False)
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -65,8 +68,8 @@ def describe(result: ResultFile, console: Console) -> None:
     """Print what was run and where, as lines that begin with ``#``."""
     machine = result.facts("machine")
     hosts = sorted(set(result.texts("ranks/hostname")))
-    console.print(f"# {result.path}")
-    console.print(f"# command  {result.command}")
+    console.print(f"# {result.path}", soft_wrap=True)
+    console.print(f"# command  {result.command}", soft_wrap=True)
     console.print(f"# ranks    {result.size} on {len(hosts)} host(s): {', '.join(hosts[:8])}")
     console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
     if machine.get("oversubscribed"):
@@ -91,8 +94,8 @@ def rank_table(result: ResultFile, console: Console) -> None:
             milliseconds(rank.overhead),
             milliseconds(rank.total),
             percent(rank.overlap),
-            f"{rank.counts['flops'] / rank.compute / 1e9:.1f}" if rank.compute else "-",
-            f"{rank.counts['bytes_sent'] / 1e6:.3f}",
+            rate(rank.counts["flops"], rank.compute),
+            megabytes(rank.counts["bytes_sent"]),
             str(rank.counts["tiles"]),
             str(rank.counts["tiles_skipped"]),
         )
@@ -118,7 +121,7 @@ def rank_table(result: ResultFile, console: Console) -> None:
     console.print(
         f"whole: {milliseconds(float(np.median(spans)))} ms "
         f"({milliseconds(spans.min())} to {milliseconds(spans.max())}), "
-        f"{flops / float(np.median(spans)) / 1e9:.1f} GFLOP/s on {result.size} rank(s)"
+        f"{rate(flops, float(np.median(spans)))} GFLOP/s on {result.size} rank(s)"
     )
 
 
@@ -155,7 +158,7 @@ def verdict_table(verdicts: Sequence[Verdict], how: str, console: Console) -> No
     console.print(plain_table(f"against the float64 reference ({how})", columns, rows))
     failed = [verdict for verdict in verdicts if not verdict.passed]
     for verdict in failed:
-        console.print(verdict.failure())
+        console.print(verdict.failure(), soft_wrap=True)
     console.print("# verdict: " + ("FAILED" if failed else "OK"))
 
 

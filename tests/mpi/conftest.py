@@ -24,6 +24,21 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.unregister(reporter)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests that make no sense at this rank count; the report counts them as deselected."""
+    left_out = []
+    for item in items:
+        marker = item.get_closest_marker("ranks")
+        if marker is None:
+            continue
+        least, most = marker.kwargs.get("least", 1), marker.kwargs.get("most", 2**31)
+        if not least <= MPI.COMM_WORLD.size <= most:
+            left_out.append(item)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_report_header() -> str:
     world = MPI.COMM_WORLD
     return f"mpi: {MPI.get_vendor()}, {world.size} rank(s)"

@@ -1,4 +1,4 @@
-"""Clocks that run apart are found out to within the stated error (cases.md 50)."""
+"""Clocks that run apart are found out to within the stated error."""
 
 from __future__ import annotations
 

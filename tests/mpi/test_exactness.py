@@ -76,7 +76,7 @@ def error_of(found: Any, exact: Any) -> float:
 def test_uniform_weights_give_means_of_positions(
     comm: MPI.Comm, collective_assert: Check, layout: str, mask: str, seq_len: int
 ) -> None:
-    """Family U: a closed form that needs no reference, blind to nothing that concerns positions."""
+    """A closed form that needs no reference, blind to nothing that concerns positions."""
     options = mask_of(mask, seq_len)
     inputs = shards(comm, layout, list(uniform_inputs(2, 4, 2, seq_len, 3)))
     out, lse = ring_attention(*inputs, comm, layout=layout, **options)
@@ -244,7 +244,7 @@ def test_a_value_that_is_nan_reaches_every_row_that_sees_it(
 def test_very_negative_scores_are_no_minus_infinity(
     comm: MPI.Comm, collective_assert: Check, layout: str
 ) -> None:
-    """Scores near -5e5, each row's best at its own position 0: out is v[0], lse the score (cases.md 6)."""
+    """Scores near -5e5, each row's best at its own position 0: out is v[0], lse the score."""
     q, k, v = (np.zeros((1, 1, 16, 4), np.float32) for _ in range(3))
     q[..., 0] = 1000
     k[0, 0, :, 0] = -(1000 + np.arange(16))
@@ -291,7 +291,7 @@ def test_one_object_serves_shapes_and_dtypes_in_turn(comm: MPI.Comm, collective_
 
 
 def test_sub_communicators_ring_among_themselves(comm: MPI.Comm, collective_assert: Check) -> None:
-    """Two rings at once, each with its ranks in reverse order (cases.md 28)."""
+    """Two rings at once, each with its ranks in reverse order."""
     part = comm.Split(color=comm.rank % 2, key=-comm.rank)
     inputs = shards(part, "contiguous", list(uniform_inputs(1, 1, 1, 17, 2)))
     out, lse = ring_attention(*inputs, part, causal=True)

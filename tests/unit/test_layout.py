@@ -65,7 +65,6 @@ class TestShards:
 
         assert lengths == [len(layout.positions(rank)) for rank in range(layout.size)]
         assert max(lengths) - min(lengths) <= 1
-        assert layout.longest_shard() == max(lengths)
 
 
 def test_a_zigzag_rank_owns_an_early_and_the_matching_late_piece() -> None:

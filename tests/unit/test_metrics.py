@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ringmpi.metrics import (
+    Clocks,
     Timings,
     by_rank,
     compute_time,
@@ -53,7 +54,9 @@ def step(
 
 
 def timings(records: Array, alone: Array | None = None, offsets: Any = (0.0,)) -> Timings:
-    return Timings(records, records[:0] if alone is None else alone, np.asarray(offsets))
+    offset = np.asarray(offsets)
+    clocks = Clocks(np.zeros_like(offset), offset, np.full_like(offset, np.nan))
+    return Timings(records, records[:0] if alone is None else alone, clocks)
 
 
 @pytest.mark.parametrize(
@@ -207,3 +210,12 @@ def test_timed_ranks_are_reported_where_transfers_were_never_made_alone() -> Non
     summaries = by_rank(timings(records, records[:0], np.zeros(2)))
 
     assert [math.isnan(rank.overlap) for rank in summaries] == [True, True]
+
+
+def test_drift_is_taken_out_of_moments_far_from_the_measurement() -> None:
+    """Rank 1's clock was 0.25 s ahead at 100 s on rank 0's clock, and gains a millisecond a second."""
+    clocks = Clocks(np.array([100.0, 100.0]), np.array([0.0, 0.25]), np.array([0.0, 1e-3]))
+    true = np.array([[[100.0, 160.0], [100.0, 160.0]]])
+    seen = true + np.array([[0.0, 0.0], [0.25, 0.25 + 60 * 1e-3]])
+    # First order in the drift: what is left is drift squared times the elapsed 60 s.
+    assert np.abs(clocks.corrected(seen) - true).max() <= 1e-6 * 61

@@ -199,7 +199,10 @@ def test_the_digest_is_that_of_the_whole_array(
 
     for tensor in TENSORS:
         array = whole(problem, tensor, batch=2)
-        assert sha256_of(problem, tensor, experiment) == hashlib.sha256(array.tobytes()).hexdigest()
+        assert (
+            sha256_of(problem, tensor, experiment, lambda: None)
+            == hashlib.sha256(array.tobytes()).hexdigest()
+        )
 
 
 def inputs(dtype: Any = np.float32, heads: int = 4, kv_heads: int = 2) -> dict[str, Array]:
@@ -249,14 +252,14 @@ class TestFromFile:
                 if dtype == "bfloat16":
                     file[name].attrs["dtype"] = "bfloat16"
         experiment = experiment_on(str(tmp_path / "in.h5"))
-        problem = FromFile(experiment)
+        problem = FromFile(experiment, str(tmp_path / "in.h5"))
 
         for name, array in tensors.items():
             rows = whole(problem, name, batch=2)
             assert rows.dtype == DTYPES[dtype]
             assert np.array_equal(rows.view(np.uint8), array.view(np.uint8))
             digest = hashlib.sha256(array.tobytes()).hexdigest()
-            assert sha256_of(problem, name, experiment) == digest
+            assert sha256_of(problem, name, experiment, lambda: None) == digest
 
     def test_a_bfloat16_mark_may_be_a_text_of_fixed_length(self, tmp_path: Path) -> None:
         tensors = inputs(DTYPES["bfloat16"])
@@ -273,7 +276,7 @@ class TestFromFile:
         tensors = inputs(DTYPES[stored])
         path = write_inputs(tmp_path / "in.h5", tensors)
 
-        problem = FromFile(experiment_on(path, dtype=dtype))
+        problem = FromFile(experiment_on(path, dtype=dtype), str(path))
 
         for name, array in tensors.items():
             assert np.array_equal(whole(problem, name, batch=2), array.astype(DTYPES[dtype]))
@@ -281,7 +284,8 @@ class TestFromFile:
     def test_only_the_rows_asked_for_are_read(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        problem = FromFile(experiment_on(write_inputs(tmp_path / "in.h5", inputs())))
+        path = write_inputs(tmp_path / "in.h5", inputs())
+        problem = FromFile(experiment_on(path), str(path))
         read: list[int] = []
         original = h5py.Dataset.__getitem__
 
@@ -324,7 +328,7 @@ class TestFromFile:
         with Path(path).open("rb") as holder:
             fcntl.flock(holder, fcntl.LOCK_EX)
 
-            rows = whole(FromFile(experiment_on(path)), "q", batch=2)
+            rows = whole(FromFile(experiment_on(path), str(path)), "q", batch=2)
 
         assert np.array_equal(rows, tensors["q"])
 
@@ -342,7 +346,7 @@ class TestFromFile:
 
         monkeypatch.setattr(h5py, "File", without_locks)
 
-        rows = whole(FromFile(experiment_on(path)), "q", batch=2)
+        rows = whole(FromFile(experiment_on(path), str(path)), "q", batch=2)
 
         assert np.array_equal(rows, tensors["q"])
 

@@ -234,10 +234,10 @@ class TestRefusedFiles:
         assert refusal_of_file.value.exit_code == BAD_PARAMETER
 
     def test_a_missing_one(self, tmp_path: Path) -> None:
-        self.assert_refused(tmp_path / "nowhere.h5", "no such file")
+        self.assert_refused(tmp_path / "nowhere.h5", "is no file")
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        self.assert_refused(tmp_path, "no such file")
+        self.assert_refused(tmp_path, "is no file")
 
     @pytest.mark.parametrize("content", [b"", b"plain text" * 1000], ids=["empty", "text"])
     def test_one_that_is_not_hdf5(self, tmp_path: Path, content: bytes) -> None:
@@ -437,7 +437,9 @@ class TestTimings:
                 writer.records(group, (repeats, *records.shape[1:]))
                 for rank in range(records.shape[1]):
                     writer.write_records(group, rank, records[:, rank])
+            writer.table("clocks/measured_at", np.array([[1.0, 2.0, 3.0]]), "s", "when")
             writer.table("clocks/offset", np.array([[0.0, 0.25, -0.1]]), "s", "offset")
+            writer.table("clocks/drift", np.array([0.0, 1e-6, 0.0]), "1", "drift")
             finish(writer)
 
     def test_records_come_back(self, tmp_path: Path) -> None:
@@ -452,7 +454,9 @@ class TestTimings:
 
         assert np.array_equal(timings.records, records)
         assert np.array_equal(timings.alone, records)
-        assert timings.offsets.tolist() == [0.0, 0.25, -0.1]
+        assert timings.clocks.measured_at.tolist() == [1.0, 2.0, 3.0]
+        assert timings.clocks.offset.tolist() == [0.0, 0.25, -0.1]
+        assert timings.clocks.drift.tolist() == [0.0, 1e-6, 0.0]
 
     def test_each_quantity_is_a_float64_dataset_with_its_unit(self, tmp_path: Path) -> None:
         self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))
@@ -509,7 +513,27 @@ class TestRefusedPaths:
 
         assert isinstance(found, ConfigError)
         assert "cannot be written" in str(found)
-        assert "use another --output" in str(found)
+        assert "use another name" in str(found)
+
+    @pytest.mark.parametrize("content", ["text", "hdf5"])
+    def test_a_file_that_is_no_result_is_not_replaced(self, tmp_path: Path, content: str) -> None:
+        path = tmp_path / "a.h5"
+        if content == "text":
+            path.write_text("notes")
+        else:
+            with h5py.File(path, "w") as file:
+                file["q"] = 1
+
+        found = refusal(path)
+
+        assert isinstance(found, ConfigError)
+        assert "is no result of ringmpi" in str(found)
+
+    def test_a_result_may_be_replaced(self, tmp_path: Path) -> None:
+        with ResultWriter(tmp_path / "a.h5") as writer:
+            finish(writer)
+
+        assert refusal(tmp_path / "a.h5") is None
 
     def test_a_name_that_is_too_long_is_refused(self, tmp_path: Path) -> None:
         found = refusal(tmp_path / ("x" * 250 + ".h5"))

@@ -1,0 +1,47 @@
+"""What the MPI library says of itself, without being initialised."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+
+def load_mpi() -> Any:
+    """Return mpi4py's module without initialising MPI. Local.
+
+    Raises
+    ------
+    ImportError, RuntimeError
+        If no MPI library is found.
+    """
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    return MPI
+
+
+def library_name(mpi: Any) -> str:
+    """Return the name and version of the MPI library. Local."""
+    return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0").split())
+
+
+def takes_device_pointers() -> bool:
+    """Return whether the loaded MPI library says that it reads GPU memory. Local.
+
+    Asked by the function that Open MPI and MPICH have for it; a library without it does not say so.
+    """
+    for path in _loaded_libraries():
+        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
+        if query is not None:
+            return bool(query())
+    return False
+
+
+def _loaded_libraries() -> list[str]:
+    """Return the files that are mapped into this process and look like an MPI library."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    files = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
+    return sorted(file for file in files if Path(file).name.startswith("libmpi"))
