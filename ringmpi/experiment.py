@@ -113,13 +113,8 @@ class Run:
         self.say(f"# ringmpi: {name} on {size} rank(s), {self._job.library}")
         try:
             self._clocks.append(clock_offsets(self._job.team))
-            q, k, v = self._make_shards()
-            with self._attention() as attention:
-                self._make_passes(attention, q, k, v)
+            self._attend()
             self._clocks.append(clock_offsets(self._job.team))
-            if self._experiment.store_inputs:
-                for tensor, shard in zip(TENSORS, (q, k, v), strict=True):
-                    self._recording.tensor(self._job.team, f"inputs/{tensor}", shard)
             self._digest_inputs()
         except Interrupted as stop:
             return stop
@@ -137,6 +132,15 @@ class Run:
         self._recording.ranks(team, self._facts_of_rank(), self._facts_of_job())
         number = None if interruption is None else interruption.signal_number
         self._recording.conclude(self._clocks, self._verdicts, self._digests, number)
+
+    def _attend(self) -> None:
+        """Make the shards and all passes over them; both are given back at the end."""
+        q, k, v = self._make_shards()
+        with self._attention() as attention:
+            self._make_passes(attention, q, k, v)
+        if self._experiment.store_inputs:
+            for name, shard in zip(TENSORS, (q, k, v), strict=True):
+                self._recording.tensor(self._job.team, f"inputs/{name}", shard)
 
     def _make_shards(self) -> list[Array]:
         experiment, runs = self._experiment, self._layout.runs(self._job.team.rank)

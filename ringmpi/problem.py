@@ -28,7 +28,7 @@ TENSORS = ("q", "k", "v")
 
 #: Values that are made or read at a time when a whole tensor is walked through: making
 #: them takes about 40 bytes each.
-PIECE_VALUES = 2**20
+PIECE_VALUES = 2**18
 
 
 class Problem(Protocol):

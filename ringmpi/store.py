@@ -39,6 +39,16 @@ _TENSOR_AXES = ("batch", "head", "token", "head_dim")
 
 def refusal(path: Path) -> ConfigError | None:
     """Return why a result cannot be written to `path`, or None; makes its directory. Local."""
+    refused = unwritable(path)
+    if refused is None and path.exists() and not _is_result(path):
+        return ConfigError(
+            f"output={path}: is there and is no result of ringmpi, so it is not replaced; use another name"
+        )
+    return refused
+
+
+def unwritable(path: Path) -> ConfigError | None:
+    """Return why no file can be written to `path`, or None; makes its directory. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = _temporary(path)
@@ -48,10 +58,6 @@ def refusal(path: Path) -> ConfigError | None:
         return ConfigError(f"output={path}: cannot be written: {error.strerror}; use another name")
     if path.is_dir():
         return ConfigError(f"output={path}: is a directory; name a file in it")
-    if path.exists() and not _is_result(path):
-        return ConfigError(
-            f"output={path}: is there and is no result of ringmpi, so it is not replaced; use another name"
-        )
     return None
 
 

@@ -28,7 +28,7 @@ from ringmpi.metrics import by_rank, makespans
 from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
 from ringmpi.report.tables import make_console, milliseconds, percent, plain_table
-from ringmpi.store import ResultFile, refusal
+from ringmpi.store import ResultFile, unwritable
 
 #: Seconds that the running job has to end after a signal was passed on, before it is killed. A job stops
 #: within 5 s or one step, whichever is longer.
@@ -151,7 +151,7 @@ class Sweep:
         Interrupted
             After a signal; finished points stay.
         """
-        refused = refusal(self.directory / "sweep.csv")
+        refused = unwritable(self.directory / "sweep.csv")
         if refused:
             raise refused
         with track("sweep", self._console) as progress:

@@ -1,4 +1,4 @@
-"""What the MPI library says of itself, without being initialised."""
+"""What the MPI library says of itself."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def load_mpi() -> Any:
 
 
 def library_name(mpi: Any) -> str:
-    """Return the name and version of the MPI library. Local."""
+    """Return the name and version of the MPI library, which need not be initialised. Local."""
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0").split())
 
 
 def takes_device_pointers() -> bool:
     """Return whether the loaded MPI library says that it reads GPU memory. Local.
 
-    Asked by the function that Open MPI and MPICH have for it; a library without it does not say so.
+    Asked by the function that Open MPI and MPICH have for it; a library without it does not say so. MPI
+    must be initialised: MPICH ends the process otherwise.
     """
     for path in _loaded_libraries():
         query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)

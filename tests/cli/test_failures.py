@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+
+import h5py
 import pytest
 from running import Ended, Scenario
 
@@ -9,7 +12,17 @@ from running import Ended, Scenario
 LIMIT = 10.0
 
 RUN = "run --seq-len 48 --heads 2 --head-dim 4 --repeats 2 --output r.h5"
-OLDER = b"an older good result"
+
+
+def older_result() -> bytes:
+    """Return a file that ringmpi takes for a result, and so would replace."""
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
+        file.attrs["format_version"] = 1
+    return image.getvalue()
+
+
+OLDER = older_result()
 
 
 def failing(ranks: int, fault: str, *, as_module: bool = False) -> Scenario:
