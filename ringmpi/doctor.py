@@ -6,11 +6,12 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import util
 
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
-from ringmpi.comm.probe import library_name, load_mpi, takes_device_pointers
+from ringmpi.comm.probe import library_name, load_mpi
 from ringmpi.devices import DEVICES
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
@@ -54,7 +55,7 @@ def _mpi() -> Iterator[Fact]:
         return
     library = mpi.get_vendor()[0]
     yield "mpi", library_name(mpi)
-    yield "gpu-aware", "yes" if takes_device_pointers() else "no: blocks must be in host memory"
+    yield "gpu-aware", _gpu_aware()
     try:
         launcher = find_launcher()
     except ConfigError as error:
@@ -64,6 +65,17 @@ def _mpi() -> Iterator[Fact]:
     families = {"Open MPI": "openmpi"}
     if launcher.family not in ("slurm", families.get(library, "hydra")):
         yield "problem", f"the launcher does not belong to {library}: each rank would be alone"
+
+
+def _gpu_aware() -> str:
+    """Ask in a process of its own, since MPI must be initialised for it."""
+    question = (
+        "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers; "
+        "print(takes_device_pointers())"
+    )
+    words = {"True": "yes", "False": "no: the library reads host memory only"}
+    said = _first_line([sys.executable, "-c", question])
+    return words.get(said, f"could not be asked: {said}")
 
 
 def _hdf5() -> Iterator[Fact]:
@@ -91,7 +103,11 @@ def _slurm() -> Iterator[Fact]:
 
 
 def _first_line(command: list[str]) -> str:
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    """Return the first line that a command prints, or why there is none."""
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
     lines = (answer.stdout or answer.stderr).splitlines()
     return lines[0] if lines else f"exit code {answer.returncode}"
 
