@@ -31,7 +31,7 @@ find_python() {
 make_environment() {
     local venv=$ringmpi_root/.venv-$ringmpi_mpi
     local installed=$venv/.ringmpi-installed # first line: checksum of the metadata; then an extra a line
-    local checksum extra extras="" missing=""
+    local wanted=${RINGMPI_EXTRAS:-} checksum extra extras="" missing=""
     checksum=$(cksum <"$ringmpi_root/setup.cfg")
     (
         # Two scripts that start at once must not install into one environment together.
@@ -41,7 +41,7 @@ make_environment() {
         else
             missing=all
         fi
-        for extra in $ringmpi_mpi ${RINGMPI_EXTRAS//,/ }; do
+        for extra in $ringmpi_mpi ${wanted//,/ }; do
             if ! grep -qx "$extra" <<<"$extras"; then
                 missing=$extra
                 extras+=$'\n'$extra
