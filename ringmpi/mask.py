@@ -151,7 +151,13 @@ class Mask:
         return result
 
     def pairs(self, queries: Positions, keys: Positions) -> int:
-        """Return the exact number of allowed pairs, both sides ascending, without making them."""
+        """Count the allowed pairs exactly, without making them.
+
+        Parameters
+        ----------
+        queries, keys : ndarray of int64
+            Ascending global positions.
+        """
         begin, end = self._bounds(queries, keys)
         return int(np.maximum(end - begin, 0).sum())
 

@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 FORMAT_VERSION = 1
 
-#: Outputs are stored contiguously, so that any slice of tokens is written in place.
+#: Labels of the axes of a tensor.
 _TENSOR_AXES = ("batch", "head", "token", "head_dim")
 
 
@@ -123,6 +123,7 @@ class ResultWriter:
         """Make a dataset of tokens, filled with NaN; does nothing if it is there."""
         if name in self._file:
             return
+        # Not chunked: any slice of tokens is then written in place.
         fill = encode(np.full(1, np.nan).astype(dtype))
         dataset = self._file.create_dataset(name, shape, fill.dtype, fillvalue=fill[0])
         if dtype.name == "bfloat16":

@@ -63,7 +63,7 @@ class Team:
         return [pickle.loads(part.tobytes()) for part in parts]
 
     def share(self, item: T | None) -> T:
-        """Return rank 0's item. Collective."""
+        """Return rank 0's item on every rank, whatever the others gave. Collective."""
         packed = np.frombuffer(pickle.dumps(item), np.uint8).copy()
         size = np.array([packed.size])
         self.watch.wait([self.comm.Ibcast(size)], "waits for rank 0")
@@ -74,12 +74,17 @@ class Team:
         return shared
 
     def agree(self, error: RingMPIError | None) -> None:
-        """Raise on every rank if any rank has an error; the lowest such rank's one. Collective.
+        """Raise on every rank if any rank has an error. Collective.
 
         Parameters
         ----------
         error : RingMPIError or None
             What this rank found, known perhaps to it alone.
+
+        Raises
+        ------
+        RingMPIError
+            The error of the lowest rank that has one, of its own type, naming all such ranks.
         """
         found = self.allgather((type(error), str(error)) if error else None)
         failing = [rank for rank, entry in enumerate(found) if entry]
