@@ -59,7 +59,7 @@ def run(experiment: Experiment, job: Job) -> int:
     _agree_on_start(experiment, path, job.team)
     with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
         under_way = Run(experiment, job, writer)
-        interruption = under_way.measure()
+        interruption = _common_end(job, under_way.measure())
         under_way.write(interruption)
     if interruption is not None:
         job.closing.barrier()  # Nobody leaves, which would end the job, before rank 0 has written.
@@ -122,7 +122,6 @@ class Run:
 
     def write(self, interruption: Interrupted | None) -> None:
         """Write what is left and let the file appear; without a finished pass there is nothing."""
-        self._job.watch.disarm()
         # After an interruption some collective of the team may be half done.
         team = self._job.team if interruption is None else self._job.closing
         if interruption is not None:
@@ -315,6 +314,17 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> None:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
         )
+
+
+def _common_end(job: Job, interruption: Interrupted | None) -> Interrupted | None:
+    """Return the interruption that any rank met: a signal may come while others are through. Collective.
+
+    From here on signals are not heeded: what is left is short, and all ranks must do it alike.
+    """
+    job.watch.disarm()
+    mine = None if interruption is None else interruption.signal_number
+    met = [number for number in job.closing.allgather(mine) if number is not None]
+    return Interrupted(met[0]) if met else None
 
 
 def _bits(array: Array) -> memoryview:
