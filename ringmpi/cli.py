@@ -138,6 +138,11 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from ringmpi.comm.signals import Signals
+
+    signals = Signals()
+    signals.heed()  # From the first moment on: loading what follows takes a while.
+
     # h5py starts a process as it loads, and none may be started once MPI is initialised.
     import ringmpi.store  # noqa: F401
     from ringmpi.comm.job import Job, run_job
@@ -149,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
         return run(experiment, job)
 
-    return run_job(launch_from_environment(), experiment.timeout, work)
+    return run_job(launch_from_environment(), experiment.timeout, signals, work)
 
 
 def _verify_options(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ringmpi.comm.launcher import Launch, check_library, check_size
 from ringmpi.comm.probe import library_name, load_mpi
+from ringmpi.comm.signals import Signals
 from ringmpi.errors import BROKEN, Interrupted, LaunchError, RingMPIError, StalledRingError
 
 #: Seconds between the last words of a rank and its abort: the launcher drops what it has not yet forwarded.
@@ -45,13 +46,10 @@ class Job:
         Rank among those of its node.
     """
 
-    def __init__(self, mpi: Any, timeout: float) -> None:
-        from ringmpi.comm.signals import Signals
+    def __init__(self, mpi: Any, timeout: float, signals: Signals) -> None:
         from ringmpi.comm.team import Team
         from ringmpi.comm.watch import Watch
 
-        signals = Signals()
-        signals.heed()
         self.comm = mpi.COMM_WORLD
         self.watch = Watch(self.comm.Dup(), timeout, signals)
         self.team = Team(self.comm.Dup(), self.watch)
@@ -96,7 +94,7 @@ def refused_by_any(comm: Any, error: RingMPIError | None) -> tuple[str, int] | N
     return next((refusal for refusal in found if refusal), None)
 
 
-def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
+def run_job(launch: Launch, timeout: float, signals: Signals, work: Callable[[Job], int]) -> int:
     """Do `work` as one rank of a job and return its exit code. Collective.
 
     Parameters
@@ -104,6 +102,8 @@ def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
     launch : Launch
     timeout : float
         Seconds without progress of a transfer.
+    signals : Signals
+        Heeded already.
     work : callable
         Gets the job, returns the exit code.
     """
@@ -116,10 +116,11 @@ def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
     refusal = refused_by_any(comm, None)
     if refusal is not None:
         complain(refusal[0], comm.rank == 0)
+        signals.ignore()
         mpi.Finalize()
         return refusal[1]
     try:
-        code = work(Job(mpi, timeout))
+        code = work(Job(mpi, timeout, signals))
     except Interrupted as stop:
         complain(str(stop), comm.rank == 0)
         _leave(comm, stop.exit_code)
@@ -130,6 +131,7 @@ def run_job(launch: Launch, timeout: float, work: Callable[[Job], int]) -> int:
         code = error.exit_code
     except BaseException as error:  # Whatever it is, the other ranks must not wait.
         _abort(comm, error, BROKEN)
+    signals.ignore()
     mpi.Finalize()
     return code
 

@@ -26,5 +26,10 @@ class Signals:
         for number in HEEDED_SIGNALS:
             signal.signal(number, self._remember)
 
+    def ignore(self) -> None:
+        """Let signals pass from now on: nothing is left but to exit, and they would spoil only the code."""
+        for number in HEEDED_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _remember(self, number: int, _: FrameType | None) -> None:
         self.received = self.received or number
