@@ -132,9 +132,11 @@ class RingAttention:
             raise ConfigError(
                 f"documents end at {offsets[-1]} and the sequence at {seq_len}: append {seq_len}"
             )
-        self._comm = comm.Dup()
         self._owns_watch = watch is None
         self._watch = watch or Watch(comm.Dup(), timeout)
+        # Not the blocking kind: a rank that heeds a signal before it comes here would leave the others in it.
+        self._comm, duplicated = comm.Idup()
+        self._watch.wait([duplicated], "waits for all to set up the ring")
         self._team = Team(self._comm, self._watch)
         self._softmax_scale = softmax_scale
         self._device_name = chosen_device(device)

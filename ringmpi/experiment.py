@@ -135,8 +135,8 @@ class Run:
     def _attend(self) -> None:
         """Make the shards and all passes over them; both are given back at the end."""
         q, k, v = self._make_shards()
-        with self._attention() as attention:
-            self._make_passes(attention, q, k, v)
+        # Not closed: to give a communicator back may block, and the end of the job does it anyway.
+        self._make_passes(self._attention(), q, k, v)
         if self._experiment.store_inputs:
             for name, shard in zip(TENSORS, (q, k, v), strict=True):
                 self._recording.tensor(self._job.team, f"inputs/{name}", shard)
