@@ -156,3 +156,47 @@ def test_signal_during_a_long_verification_keeps_the_outputs(ended: Ended) -> No
         assert file.attrs["interrupted"] == TERM
         assert np.isfinite(file["outputs/out"][:]).all()
         assert not file["verification"].keys()
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        pytest.param(
+            Scenario(
+                3,
+                "run --seq-len 48 --heads 2 --head-dim 4 --output r.h5",
+                fault="sleep:seconds=2:rank=1:place=shards",
+                meanwhile=signalling(TERM, "1", "sleep-1"),
+            ),
+            id="a rank still makes its shard",
+        )
+    ],
+    indirect=True,
+)
+def test_signal_while_others_set_up_the_ring_ends_all(ended: Ended) -> None:
+    """The others are in a collective that the signalled rank will never enter."""
+    assert ended.returncode == 128 + TERM, ended.told()
+    assert ended.since("signalled") < LIMIT + SLACK, ended.told()
+    assert ended.files() == []
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        pytest.param(
+            Scenario(
+                3,
+                "run --seq-len 48 --heads 2 --head-dim 4 --output r.h5",
+                fault="sleep:seconds=2:rank=0:place=commit",
+                meanwhile=signalling(USR1, "all", "sleep-0"),
+            ),
+            id="rank 0 still writes",
+        )
+    ],
+    indirect=True,
+)
+def test_signal_when_only_the_file_is_left_changes_nothing(ended: Ended) -> None:
+    assert ended.returncode == 0, ended.told()
+    with h5py.File(ended.work / "r.h5") as file:
+        assert file.attrs["complete"]
+        assert "interrupted" not in file.attrs
