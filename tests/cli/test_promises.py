@@ -62,10 +62,9 @@ def allowed_bytes(size: int) -> float:
     """Return what a rank may hold: in units of a shard of one tensor,
 
     3 for q, k and v, 4 for two blocks of keys and values, 1 for the accumulator that becomes out, 1 for
-    out of the pass before, with which it is compared, 2 for the bytes of both while they are; row maxima and
-    sums, and lse, are 1/64 of that each.
+    out of the pass before, with which it is compared; row maxima and sums, and lse, are 1/64 of that each.
     """
-    return (3 + 4 + 1 + 1 + 2) * 1.05 * TENSOR / size + CONSTANT
+    return (3 + 4 + 1 + 1) * 1.05 * TENSOR / size + CONSTANT
 
 
 def peaks(ended: Ended) -> dict[int, int]:
