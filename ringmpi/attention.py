@@ -349,7 +349,8 @@ def ring_attention(q: Array, k: Array, v: Array, comm: MPI.Comm, **options: Any)
     out, lse : ndarray
         As in `RingAttention.forward`.
     """
-    tokens = q.shape[2] if q.ndim == 4 else 0
+    shape = np.shape(q)
+    tokens = shape[2] if len(shape) == 4 else 0
     seq_len = sum(comm.allgather(tokens))
     with RingAttention(comm, seq_len=seq_len, **options) as attention:
         return attention.forward(q, k, v)
