@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.exchange import Exchange
+from ringmpi.comm.link import parse_link
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, check_timeout
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
-from ringmpi.devices import MAX_HEAD_DIM, Block, Device, Queries, chosen_device, make_device
+from ringmpi.devices import MAX_HEAD_DIM, Device, chosen_device, make_device
 from ringmpi.errors import ConfigError, RingMPIError, ShapeError, check_choice
 from ringmpi.layout import Layout
 from ringmpi.mask import Mask
-from ringmpi.schedule import METHODS, Attend, Step
-from ringmpi.softmax import DTYPES, State, check_scale
+from ringmpi.schedule import METHODS, Pass, Shards, Step, check_heads, inner_ranks
+from ringmpi.schedule.steps import parts_held
+from ringmpi.softmax import DTYPES, check_scale, state_dtype
+from ringmpi.tensors import Shape
 from ringmpi.trace import Trace
+from ringmpi.workspace import Workspace
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,22 +35,12 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the shards of all ranks have in common, and the size of a block in flight."""
+class _Engine:
+    """What is made once for inputs of one shape."""
 
-    batch: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: np.dtype[Any]
-
-    def kv_shape(self, tokens: int) -> tuple[int, int, int, int, int]:
-        """Return the shape of a block: keys and values, one behind the other."""
-        return 2, self.batch, self.num_kv_heads, tokens, self.head_dim
-
-    def block_nbytes(self, tokens: int) -> int:
-        """Return ``2 * batch * num_kv_heads * tokens * head_dim * itemsize``."""
-        return int(np.prod(self.kv_shape(tokens), dtype=np.int64)) * self.dtype.itemsize
+    shape: Shape
+    device: Device
+    exchange: Exchange
 
 
 class RingAttention:
@@ -60,6 +55,9 @@ class RingAttention:
         The ranks that share the sequence; duplicated, so other traffic on it does not matter.
     seq_len : int
         Tokens of the whole sequence.
+    query_len : int, optional
+        How many positions attend: the last ones of the sequence, shared among the ranks by the same
+        layout. All by default.
     layout : str
         ``contiguous``, ``striped`` or ``zigzag``: which positions a rank owns.
     causal : bool
@@ -71,7 +69,10 @@ class RingAttention:
     softmax_scale : float, optional
         Factor of the scores; ``head_dim ** -0.5`` by default.
     method : str
-        ``ring``.
+        ``ring``, ``bidirectional``, ``double-ring``, ``passq``, ``allgather``, ``ulysses`` or ``hybrid``.
+    inner : int, optional
+        Ranks of an inner group of ``hybrid`` (its ulysses degree) and ``double-ring``; those of a node
+        by default.
     device : str
         ``auto`` or ``numpy``.
     progress : str
@@ -81,7 +82,9 @@ class RingAttention:
     chunk_limit : int
         Bytes of the largest MPI message.
     check_transfers : bool
-        Compare every arriving block with its owner's checksum.
+        Compare everything that arrives with its sender's or owner's checksum.
+    link : str, optional
+        An emulated link, such as ``100Mbit/s,1ms``.
     watch : Watch, optional
         Shared with others who wait; one of its own by default, which heeds no signal.
 
@@ -94,8 +97,11 @@ class RingAttention:
 
     Attributes
     ----------
-    layout : Layout
-    schedule : list of Step
+    layout, query_layout : Layout
+        Of k and v, and of q.
+    inner : int
+        Ranks of an inner group; 1 for methods without.
+    schedules : dict of Pass to list of Step
         Of this rank.
     trace : Trace
         Of the last pass.
@@ -106,17 +112,20 @@ class RingAttention:
         comm: MPI.Comm,
         *,
         seq_len: int,
+        query_len: int | None = None,
         layout: str = "contiguous",
         causal: bool = False,
         window: int | None = None,
         documents: Sequence[int] | None = None,
         softmax_scale: float | None = None,
         method: str = "ring",
+        inner: int | None = None,
         device: str = "auto",
         progress: str = "poll",
         timeout: float = 60.0,
         chunk_limit: int = CHUNK_LIMIT,
         check_transfers: bool = False,
+        link: str | None = None,
         watch: Watch | None = None,
     ) -> None:
         check_choice("method", method, METHODS)
@@ -124,7 +133,12 @@ class RingAttention:
         check_timeout(timeout)
         if chunk_limit < 1:
             raise ConfigError(f"chunk_limit={chunk_limit}: a message carries at least 1 byte")
+        emulated = None if link is None else parse_link(link)
         self.layout = Layout(layout, seq_len, comm.size)
+        num_queries = seq_len if query_len is None else query_len
+        if not 1 <= num_queries <= seq_len:
+            raise ConfigError(f"query_len={query_len}: must be from 1 to seq_len, {seq_len}")
+        self.query_layout = Layout(layout, num_queries, comm.size, seq_len - num_queries)
         offsets = None if documents is None else tuple(map(_whole, documents))
         window = None if window is None else _whole(window)
         self.mask = Mask(causal, window, offsets)
@@ -134,43 +148,53 @@ class RingAttention:
             )
         self._owns_watch = watch is None
         self._watch = watch or Watch(comm.Dup(), timeout)
-        # Not the blocking kind: a rank that heeds a signal before it comes here would leave the others in it.
-        self._comm, duplicated = comm.Idup()
-        self._watch.wait([duplicated], "waits for all to set up the ring")
+        self._comm = self._duplicate(comm)
+        self._notes = self._duplicate(comm) if check_transfers or link else None
         self._team = Team(self._comm, self._watch)
+        self._method = method
         self._softmax_scale = softmax_scale
         self._device_name = chosen_device(device)
+        given = (
+            (self.layout, self.query_layout, self.mask, softmax_scale, method, inner),
+            (chunk_limit, check_transfers, link),
+        )
+        try:
+            self._refuse_difference("parameters", repr(given))
+            self.inner = inner_ranks(method, comm.size, inner, self._team.hosts)
+        except RingMPIError:
+            self.close()
+            raise
         self._exchange_options: dict[str, Any] = {
+            "notes": self._notes,
             "progress": progress,
             "chunk_limit": chunk_limit,
             "check_transfers": check_transfers,
+            "link": emulated,
+            "offsets": () if emulated is None else clock_offsets(self._team)[:, 1],
         }
-        given = (self.layout, self.mask, softmax_scale, method, chunk_limit, check_transfers)
-        try:
-            self._refuse_difference("parameters", repr(given))
-        except ShapeError:
-            self.close()
-            raise
-        self.schedule: list[Step] = METHODS[method](self.layout, comm.rank)
-        self.trace = Trace(len(self.schedule))
-        self._shape: Shape | None = None
+        self._shards = Shards(self.layout, self.query_layout, comm.rank, self.inner)
+        self.schedules = {direction: METHODS[method](self._shards, direction) for direction in Pass}
+        self.trace = Trace(len(self.schedules[Pass.FORWARD]))
+        self._engine: _Engine | None = None
+        self._last = Pass.FORWARD
 
     def forward(self, q: Array, k: Array, v: Array) -> tuple[Array, Array]:
         """Attend the queries of this rank to the keys of all ranks.
 
         Parameters
         ----------
-        q : ndarray, shape (batch, num_heads, shard_len, head_dim)
+        q : ndarray, shape (batch, num_heads, query shard_len, head_dim)
             float64, float32, float16 or bfloat16; any strides and byte order. Token ``i`` is the one
-            at ``layout.positions(rank)[i]``.
+            at ``query_layout.positions(rank)[i]``.
         k, v : ndarray, shape (batch, num_kv_heads, shard_len, head_dim)
-            `num_kv_heads` divides `num_heads`. None of the three is written to.
+            `num_kv_heads` divides `num_heads`; token ``i`` is at ``layout.positions(rank)[i]``. None
+            of the three is written to.
 
         Returns
         -------
         out : ndarray, shape and dtype of `q`
             0 in rows that may see no key.
-        lse : ndarray, shape (batch, num_heads, shard_len)
+        lse : ndarray, shape (batch, num_heads, query shard_len)
             Natural logarithm of the sum of exponentials; float64 for float64, else float32;
             ``-inf`` in rows that may see no key.
 
@@ -181,14 +205,53 @@ class RingAttention:
         StalledRingError, TransportError
             On the rank that notices.
         """
-        queries = self._load(*(np.asarray(array) for array in (q, k, v)))
-        state = self._device.begin(queries)
-        self.trace = Trace(len(self.schedule))
-        execute(self.schedule, self._exchange, self._device, queries, self._block, state, self.trace)
-        return self._device.finish(queries, state)
+        q, k, v = (np.asarray(array) for array in (q, k, v))
+        engine = self._admit(q, k, v)
+        done = self._pass(engine, Pass.FORWARD, {"q": q, "k": k, "v": v})
+        return done.own("out"), done.own("lse")
 
-    def transfers_alone(self) -> Trace:
-        """Make the transfers of the last pass again with no compute beside them.
+    def backward(
+        self, dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return the gradients of a loss with respect to q, k and v, given the one with respect to out.
+
+        Parameters
+        ----------
+        dout : ndarray, shape and dtype of `q`
+        q, k, v : ndarray
+            As given to `forward`.
+        out, lse : ndarray
+            As `forward` returned them: over the keys of all ranks.
+
+        Returns
+        -------
+        dq, dk, dv : ndarray, shapes and dtype of `q`, `k` and `v`
+            Summed in float32 (float64 for float64), and rounded once. 0 where nothing may be seen.
+
+        Raises
+        ------
+        ShapeError
+            On every rank, if the arrays do not belong together.
+        StalledRingError, TransportError
+            On the rank that notices.
+        """
+        dout, q, k, v, out, lse = (np.asarray(array) for array in (dout, q, k, v, out, lse))
+        engine = self._admit(q, k, v, _misfit(q, dout, out, lse))
+        dtype = engine.shape.dtype
+        own = {"q": q, "k": k, "v": v, "dout": np.ascontiguousarray(dout, dtype)}
+        own["lse"] = np.ascontiguousarray(lse, state_dtype(dtype))
+        own["delta"] = engine.device.delta(own["dout"], out)
+        done = self._pass(engine, Pass.BACKWARD, own)
+        dq, dk, dv = (done.own(name).astype(dtype, copy=False) for name in ("dq", "dk", "dv"))
+        return dq, dk, dv
+
+    def transfers_alone(self, direction: Pass | None = None) -> Trace:
+        """Make the transfers of a pass again with no compute beside them.
+
+        Parameters
+        ----------
+        direction : Pass, optional
+            The last one by default.
 
         Returns
         -------
@@ -198,21 +261,34 @@ class RingAttention:
         Raises
         ------
         ConfigError
-            If there was no pass before, whose blocks could be moved.
+            If there was no pass before, whose parts could be moved.
         """
-        if self._shape is None:
-            raise ConfigError("transfers_alone: there are no blocks yet; call forward first")
-        silent = [replace(step, attends=()) for step in self.schedule]
+        if self._engine is None:
+            raise ConfigError("transfers_alone: nothing has moved yet; call forward or backward first")
+        direction = self._last if direction is None else direction
+        silent = [Step(step.transfers) for step in self.schedules[direction]]
+        self._engine.exchange.begin(self._slot_nbytes(self._engine, direction))
         trace = Trace(len(silent))
-        nothing = Queries(np.empty(0), np.empty(0, np.int64))
-        state = State(*(np.empty(0),) * 3)
-        self._exchange.reset()
-        execute(silent, self._exchange, self._device, nothing, self._block, state, trace)
+        execute(silent, self._engine.exchange, None, trace)
         return trace
+
+    def held_nbytes(self, direction: Pass) -> int:
+        """Return the bytes of all slots that a pass needs beside the tensors of this rank. Local.
+
+        Raises
+        ------
+        ConfigError
+            If there was no pass before, so that the shape of the parts is not known.
+        """
+        if self._engine is None:
+            raise ConfigError("held_nbytes: shapes are not known yet; call forward or backward first")
+        return sum(self._slot_nbytes(self._engine, direction).values())
 
     def close(self) -> None:
         """Give the communicators back to MPI."""
-        self._comm.Free()
+        for comm in (self._comm, self._notes):
+            if comm is not None:
+                comm.Free()
         if self._owns_watch:
             self._watch.close()
 
@@ -229,47 +305,59 @@ class RingAttention:
         if error is None or (isinstance(error, RingMPIError) and error.everywhere):
             self.close()
 
-    def _load(self, q: Array, k: Array, v: Array) -> Queries:
-        """Check the shards, and put the own block into slot 0."""
-        self._admit(q, k, v)
-        own = self._block(Attend(self._comm.rank, slot=0))
-        np.copyto(own.k, k)
-        np.copyto(own.v, v)
-        self._exchange.reset()
-        return Queries(np.ascontiguousarray(q, self._dtype), own.positions)
+    def _pass(self, engine: _Engine, direction: Pass, own: dict[str, Array]) -> Workspace:
+        """Execute the schedule of a pass over tensors of this rank, and return what holds the results."""
+        for name in ("q", "k", "v"):
+            own[name] = np.ascontiguousarray(own[name], engine.shape.dtype)
+        work = Workspace(engine.shape, self._shards, engine.device, engine.exchange.slot, own)
+        engine.exchange.begin(self._slot_nbytes(engine, direction))
+        self._last = direction
+        self.trace = Trace(len(self.schedules[direction]))
+        execute(self.schedules[direction], engine.exchange, work, self.trace)
+        return work
 
-    def _admit(self, q: Array, k: Array, v: Array) -> None:
+    def _admit(self, q: Array, k: Array, v: Array, misfit: RingMPIError | None = None) -> _Engine:
         """Refuse shards that do not fit, and make device and exchange for a new shape."""
-        error: RingMPIError | None = None
-        shape = None
+        shape, error = None, misfit
+        lens = (layout.shard_len(self._shards.rank) for layout in (self.query_layout, self.layout))
         try:
-            shape = _common_shape(q, k, v, self.layout.shard_len(self._comm.rank))
-        except ShapeError as wrong:
+            shape = _common_shape(q, k, v, *lens)
+            check_heads(self._method, self.inner, shape.num_heads)
+        except (ShapeError, ConfigError) as wrong:
             error = wrong
         self._team.agree(error)
+        assert shape is not None  # Or there was an error, of some rank.
         self._refuse_difference("shapes", repr(shape))
-        check_scale(self._softmax_scale, q.dtype)
-        if shape is None or shape == self._shape:
-            return
-        self._shape, self._dtype = shape, shape.dtype
+        check_scale(self._softmax_scale, shape.dtype)
+        if self._engine is None or self._engine.shape != shape:
+            self._engine = self._make_engine(shape)
+        return self._engine
+
+    def _make_engine(self, shape: Shape) -> _Engine:
         scale = shape.head_dim**-0.5 if self._softmax_scale is None else self._softmax_scale
-        self._device: Device = make_device(self._device_name, self.mask, scale)
-        tokens = map(self.layout.shard_len, range(self.layout.size))
-        self._exchange = Exchange(
+        device = make_device(self._device_name, self.mask, scale)
+        exchange = Exchange(
             self._comm,
-            [shape.block_nbytes(number) for number in tokens],
-            self._device.allocate,
+            lambda part: shape.nbytes(part, self._shards),
+            device.allocate,
             self._watch,
             **self._exchange_options,
         )
+        return _Engine(shape, device, exchange)
 
-    def _block(self, attend: Attend) -> Block:
-        """Return the block in a slot, seen as keys and values."""
-        assert self._shape is not None  # Blocks exist only after `_admit`.
-        positions = self.layout.positions(attend.block)
-        data = self._exchange.slot(attend.slot, attend.block).view(self._dtype)
-        k, v = data.reshape(self._shape.kv_shape(len(positions)))
-        return Block(k, v, positions)
+    def _slot_nbytes(self, engine: _Engine, direction: Pass) -> dict[int, int]:
+        """Return the bytes that each slot must have in a pass: those of the largest part in it."""
+        found: dict[int, int] = {}
+        for held in parts_held(self.schedules[direction]):
+            nbytes = engine.shape.nbytes(held.part, self._shards)
+            found[held.slot] = max(nbytes, found.get(held.slot, 0))
+        return found
+
+    def _duplicate(self, comm: MPI.Comm) -> MPI.Comm:
+        # Not the blocking kind: a rank that heeds a signal before it comes here would leave the others in it.
+        copy, duplicated = comm.Idup()
+        self._watch.wait([duplicated], "waits for all to set up the ring")
+        return copy
 
     def _refuse_difference(self, what: str, mine: str) -> None:
         """Raise on every rank if any rank has another value than rank 0."""
@@ -284,15 +372,7 @@ class RingAttention:
                 raise error
 
 
-def execute(
-    schedule: Sequence[Step],
-    exchange: Exchange,
-    device: Device,
-    queries: Queries,
-    block_of: Callable[[Attend], Block],
-    state: State,
-    trace: Trace,
-) -> None:
+def execute(schedule: Sequence[Step], exchange: Exchange, work: Workspace | None, trace: Trace) -> None:
     """Run a schedule: post, attend while the transfers move, wait for what is left. Collective.
 
     The wait in ``exchange.finish`` is the stall that ringmpi exists to measure.
@@ -302,32 +382,30 @@ def execute(
     schedule : sequence of Step
         Of this rank.
     exchange : Exchange
-        Holds the blocks, the own one in slot 0.
-    device : Device
-    queries : Queries
-        Of this rank.
-    block_of : callable
-        Returns the block that an attend reads.
-    state : State
-        Updated in place.
+        Holds the slots.
+    work : Workspace or None
+        The tensors that are computed with; None to move parts only.
     trace : Trace
         Takes a record a step.
     """
     for number, step in enumerate(schedule):
         trace.begin(number)
+        if work is not None:
+            work.do(step.before)
         exchange.start(step.transfers)
         trace.mark("posted")
         trace.mark("launched")
-        for attend in step.attends:
-            work = device.attend(queries, block_of(attend), state)
-            while not work.advance():
+        for attending in work.works(step.attends) if work is not None else ():
+            while not attending.advance():
                 exchange.poll()
-            trace.count(**work.tally.counts())
+            trace.count(**attending.tally.counts())
         trace.mark("compute_done")
         exchange.finish()
         trace.mark("received", exchange.received_at)
         trace.mark("sent", exchange.sent_at)
-        trace.count(bytes_sent=exchange.bytes_sent, messages=exchange.messages)
+        trace.count(bytes_sent=exchange.bytes_sent, messages=exchange.messages, hops=exchange.hops)
+        if work is not None:
+            work.do(step.after)
         trace.mark("step_end")
 
 
@@ -339,20 +417,20 @@ def ring_attention(q: Array, k: Array, v: Array, comm: MPI.Comm, **options: Any)
     Parameters
     ----------
     q, k, v : ndarray
-        As in `RingAttention.forward`; the sequence is as long as all shards together.
+        As in `RingAttention.forward`; the sequence is as long as all shards of k together, and the
+        queries are its last positions.
     comm : MPI.Comm
     **options
-        As in `RingAttention`, apart from `seq_len`.
+        As in `RingAttention`, apart from `seq_len` and `query_len`.
 
     Returns
     -------
     out, lse : ndarray
         As in `RingAttention.forward`.
     """
-    shape = np.shape(q)
-    tokens = shape[2] if len(shape) == 4 else 0
-    seq_len = sum(comm.allgather(tokens))
-    with RingAttention(comm, seq_len=seq_len, **options) as attention:
+    mine = tuple(np.shape(a)[2] if np.ndim(a) == 4 else 0 for a in (q, k))
+    num_queries, seq_len = map(sum, zip(*comm.allgather(mine), strict=True))
+    with RingAttention(comm, seq_len=seq_len, query_len=num_queries, **options) as attention:
         return attention.forward(q, k, v)
 
 
@@ -364,19 +442,17 @@ def _whole(number: Any) -> int:
         raise ConfigError(f"{number!r}: positions and widths are whole numbers") from error
 
 
-def _common_shape(q: Array, k: Array, v: Array, shard_len: int) -> Shape:
+def _common_shape(q: Array, k: Array, v: Array, queries: int, tokens: int) -> Shape:
     """Return what must be alike on all ranks, after checking what can be checked on one."""
-    for name, array in (("q", q), ("k", k), ("v", v)):
+    for name, array, needed in (("q", q, queries), ("k", k, tokens), ("v", v, tokens)):
         if array.ndim != 4:
             raise ShapeError(f"{name} of shape {array.shape}: needs [batch, heads, tokens, head_dim]")
         if array.dtype.name not in DTYPES:
             raise ShapeError(f"{name} of dtype {array.dtype}: use one of {', '.join(DTYPES)}")
         if array.dtype.name != q.dtype.name:
             raise ShapeError(f"{name} is {array.dtype} and q is {q.dtype}: use one dtype for all")
-        if array.shape[2] != shard_len:
-            raise ShapeError(
-                f"{name} has {array.shape[2]} tokens: the layout gives this rank {shard_len}"
-            )
+        if array.shape[2] != needed:
+            raise ShapeError(f"{name} has {array.shape[2]} tokens: the layout gives this rank {needed}")
     batch, heads, _, head_dim = q.shape
     kv_heads = k.shape[1]
     if k.shape != v.shape or (batch, head_dim) != (k.shape[0], k.shape[3]):
@@ -393,3 +469,17 @@ def _common_shape(q: Array, k: Array, v: Array, shard_len: int) -> Shape:
         raise ShapeError(f"head_dim={head_dim}: must be from 1 to {MAX_HEAD_DIM}")
     native = q.dtype if q.dtype.isnative else q.dtype.newbyteorder("=")
     return Shape(batch, heads, kv_heads, head_dim, native)
+
+
+def _misfit(q: Array, dout: Array, out: Array, lse: Array) -> ShapeError | None:
+    """Return why what belongs to the queries does not fit them, or None."""
+    for name, array in (("dout", dout), ("out", out)):
+        if array.shape != q.shape or array.dtype.name != q.dtype.name:
+            return ShapeError(
+                f"{name} is {array.dtype} {array.shape} and q is {q.dtype} {q.shape}: must be alike"
+            )
+    if lse.shape != q.shape[:-1] or lse.dtype.name != state_dtype(q.dtype).name:
+        return ShapeError(
+            f"lse is {lse.dtype} {lse.shape} for q of {q.dtype} {q.shape}: give it as forward returned it"
+        )
+    return None

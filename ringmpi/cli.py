@@ -183,12 +183,16 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         metavar="PNG",
         help="draw the timelines of all files into one picture [a picture beside each file]",
     )
+    parser.add_argument(
+        "--compare", action="store_true", help="one table of all files: methods side by side"
+    )
+    parser.add_argument("--csv", metavar="CSV", help="write that table here too, with more columns")
 
 
 def _report(arguments: argparse.Namespace) -> int:
     from ringmpi.report.show import report_files
 
-    report_files(arguments.files, arguments.plot)
+    report_files(arguments.files, arguments.plot, arguments.compare, arguments.csv)
     return OK
 
 

@@ -16,13 +16,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from ringmpi.comm.link import parse_link
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
 from ringmpi.devices import DEVICES, MAX_HEAD_DIM
 from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS
 from ringmpi.mask import Mask
-from ringmpi.schedule import METHODS
+from ringmpi.schedule import GROUP_OPTIONS, METHODS
 from ringmpi.softmax import DTYPES, check_scale
 
 if sys.version_info >= (3, 11):
@@ -40,6 +41,11 @@ LARGEST = 2**53
 
 def _integers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _ranks_or_auto(text: str) -> int | None:
+    """Return a number of ranks; None for ``auto``, which the job finds out."""
+    return None if text == "auto" else int(text)
 
 
 def _option(
@@ -74,6 +80,9 @@ class Experiment:
         "HDF5 file with /q /k /v [batch, heads, tokens, head_dim] and optionally /documents",
         metavar="FILE",
     )
+    query_len: int | None = _option(
+        None, int, "only the last M positions attend, to all N keys [all of them]", metavar="M"
+    )
     batch: int = _option(1, int, "sequences", metavar="B")
     heads: int = _option(8, int, "query heads", metavar="H")
     kv_heads: int = _option(0, int, "key and value heads [as many as query heads]", metavar="K")
@@ -94,11 +103,30 @@ class Experiment:
     )
     layout: str = _option("contiguous", str, "which positions a rank owns", choices=LAYOUTS)
     method: str = _option("ring", str, "how the blocks travel", choices=METHODS)
+    ulysses_degree: int | None = _option(
+        None,
+        _ranks_or_auto,
+        "hybrid: neighbouring ranks that share heads; auto takes the ranks of a node [auto]",
+        metavar="U",
+    )
+    inner: int | None = _option(
+        None,
+        _ranks_or_auto,
+        "double-ring: neighbouring ranks of an inner ring; auto takes the ranks of a node [auto]",
+        metavar="W",
+    )
+    backward: bool = _option(False, bool, "the backward pass too: dq, dk and dv")
     device: str = _option("auto", str, "what computes", choices=("auto", *DEVICES))
     progress: str = _option(
         "poll", str, "poll calls MPI between tiles, wait only after the compute", choices=PROGRESS
     )
     transport: str = _option("auto", str, "how blocks get from the device to MPI", choices=TRANSPORTS)
+    link: str | None = _option(
+        None,
+        str,
+        "emulated link between each two ranks, such as 100Mbit/s,1ms; with ,shared one for each rank",
+        metavar="RATE,LATENCY",
+    )
     repeats: int = _option(3, int, "timed passes", metavar="R")
     warmup: int = _option(1, int, "passes before the timed ones", metavar="R")
     seed: int = _option(0, int, "of generated inputs and of sampled rows", metavar="S")
@@ -119,6 +147,8 @@ class Experiment:
                 check_choice(name, getattr(self, name), declared.metadata["choices"])
         _check_numbers(self)
         Mask(self.causal, self.window, self.documents)
+        if self.link is not None:
+            parse_link(self.link)
         verify_rows(self.verify)
         if self.heads % self.kv_heads:
             raise ConfigError(
@@ -131,14 +161,36 @@ class Experiment:
             )
 
     @property
+    def group_ranks(self) -> int | None:
+        """How many ranks an inner group of the method has, if it was said."""
+        option = GROUP_OPTIONS.get(self.method)
+        given: int | None = getattr(self, option) if option else None
+        return given
+
+    @property
+    def num_queries(self) -> int:
+        """How many positions attend: the last ones of the sequence."""
+        return self.seq_len if self.query_len is None else self.query_len
+
+    @property
     def name(self) -> str:
         """What the run is, in a few words that a file can be called by."""
         source = Path(self.input).stem[:LONGEST_STEM] if self.input else f"n{self.seq_len}"
         heads = f"h{self.heads}" if self.heads == self.kv_heads else f"h{self.heads}-{self.kv_heads}"
-        words = [self.method, source, f"b{self.batch}", heads, f"d{self.head_dim}", self.dtype]
+        queries = [f"q{self.query_len}"] if self.query_len is not None else []
+        words = [
+            self.method,
+            source,
+            *queries,
+            f"b{self.batch}",
+            heads,
+            f"d{self.head_dim}",
+            self.dtype,
+        ]
         words += ["causal"] if self.causal else []
         words += [f"w{self.window}"] if self.window is not None else []
         words += ["documents"] if self.documents else []
+        words += ["backward"] if self.backward else []
         return "-".join([*words, self.layout])
 
     def file_name(self, size: int) -> str:
@@ -243,6 +295,9 @@ def _from_toml(path: str, name: str, value: Any) -> Any:
         if not isinstance(value, list):
             raise ConfigError(f"{path}: {name}={value!r}: must be a list of whole numbers")
         value = ",".join(map(str, value))
+    elif kind is _ranks_or_auto:
+        if value != "auto" and type(value) is not int:
+            raise ConfigError(f"{path}: {name}={value!r}: must be a whole number or 'auto'")
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -266,7 +321,12 @@ def parse(name: str, text: str) -> Any:
     try:
         return kind(text)
     except ValueError as error:
-        words = {int: "a whole number", float: "a number", _integers: "whole numbers like 0,512,769"}
+        words = {
+            int: "a whole number",
+            float: "a number",
+            _integers: "whole numbers like 0,512,769",
+            _ranks_or_auto: "a whole number or auto",
+        }
         raise ConfigError(f"{name}={text!r}: must be {words[kind]}") from error
 
 
@@ -279,16 +339,20 @@ def _check_numbers(experiment: Experiment) -> None:
         if value == "":
             raise ConfigError(f"{name}: is empty; give a name, or leave the option away")
     at_least_one = ("seq_len", "batch", "heads", "kv_heads", "repeats", "chunk_limit")
-    for name in at_least_one:
-        if getattr(experiment, name) < 1:
-            raise ConfigError(f"{name}={getattr(experiment, name)}: must be 1 or more")
+    for name in (*at_least_one, "query_len", "ranks", "ulysses_degree", "inner"):
+        value = getattr(experiment, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value}: must be 1 or more")
+    if experiment.num_queries > experiment.seq_len:
+        raise ConfigError(
+            f"query_len={experiment.query_len}: the sequence has {experiment.seq_len} positions, the "
+            f"last of which are the queries"
+        )
     for name in ("warmup", "seed"):
         if getattr(experiment, name) < 0:
             raise ConfigError(f"{name}={getattr(experiment, name)}: must be 0 or more")
     if not 1 <= experiment.head_dim <= MAX_HEAD_DIM:
         raise ConfigError(f"head_dim={experiment.head_dim}: must be from 1 to {MAX_HEAD_DIM}")
-    if experiment.ranks is not None and experiment.ranks < 1:
-        raise ConfigError(f"ranks={experiment.ranks}: must be 1 or more")
     check_timeout(experiment.timeout)
     check_scale(experiment.softmax_scale, numpy_dtype(experiment.dtype))
 

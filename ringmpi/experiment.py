@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,13 @@ from ringmpi.errors import (
     TransportError,
 )
 from ringmpi.layout import Layout
-from ringmpi.problem import TENSORS, Problem, pieces_of, problem_of, sha256_of, shard_of
+from ringmpi.problem import Problem, pieces_of, problem_of, sha256_of, shard_of, tensors_of
 from ringmpi.provenance import peak_nbytes, rank_facts
-from ringmpi.recording import Passes, Recording
+from ringmpi.recording import Passes, Recording, Records
 from ringmpi.report.console import speak
 from ringmpi.report.progress import track
 from ringmpi.report.tables import make_console, report
+from ringmpi.schedule import Pass, check_heads, inner_ranks
 from ringmpi.store import ResultFile, ResultWriter, refusal
 from ringmpi.verify import Verdict, verify
 
@@ -56,9 +56,9 @@ def run(experiment: Experiment, job: Job) -> int:
         On every rank, after finished work is on disk.
     """
     path = output_path(experiment, job.team.size)
-    _agree_on_start(experiment, path, job.team)
+    inner = _agree_on_start(experiment, path, job.team)
     with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
-        under_way = Run(experiment, job, writer)
+        under_way = Run(experiment, job, inner, writer)
         interruption = _common_end(job, under_way.measure())
         under_way.write(interruption)
     if interruption is not None:
@@ -78,18 +78,25 @@ class Run:
     ----------
     experiment : Experiment
     job : Job
+    inner : int
+        Ranks of an inner group of the method.
     writer : ResultWriter or None
         None on all ranks but 0.
     """
 
-    def __init__(self, experiment: Experiment, job: Job, writer: ResultWriter | None) -> None:
+    def __init__(
+        self, experiment: Experiment, job: Job, inner: int, writer: ResultWriter | None
+    ) -> None:
         self._experiment = experiment
         self._job = job
         self._writer = writer
-        self._layout = Layout(experiment.layout, experiment.seq_len, job.team.size)
+        self._inner = inner
+        self._layouts = layouts_of(experiment, job.team.size)
         self._problem: Problem = problem_of(experiment)
-        self._recording = Recording(writer, experiment, self._layout)
-        self._passes = Passes()
+        self._recording = Recording(writer, experiment, self._layouts)
+        self._directions = list(Pass) if experiment.backward else [Pass.FORWARD]
+        self._passes = Passes(records={direction: Records() for direction in self._directions})
+        self._held_nbytes: dict[Pass, int] = {}
         self._verdicts: list[Verdict] = []
         self._clocks: list[NDArray[np.float64]] = []
         self._digests: dict[str, str] = {}
@@ -134,56 +141,90 @@ class Run:
 
     def _attend(self) -> None:
         """Make the shards and all passes over them; both are given back at the end."""
-        q, k, v = self._make_shards()
+        shards = self._make_shards()
         # Not closed: to give a communicator back may block, and the end of the job does it anyway.
-        self._make_passes(self._attention(), q, k, v)
+        self._make_passes(self._attention(), shards)
         if self._experiment.store_inputs:
-            for name, shard in zip(TENSORS, (q, k, v), strict=True):
-                self._recording.tensor(self._job.team, f"inputs/{name}", shard)
+            for name, shard in shards.items():
+                self._recording.tensor(self._job.team, "inputs", name, shard)
 
-    def _make_shards(self) -> list[Array]:
-        experiment, runs = self._experiment, self._layout.runs(self._job.team.rank)
-        heads = experiment.batch * (experiment.heads + 2 * experiment.kv_heads)
+    def _make_shards(self) -> dict[str, Array]:
+        experiment, rank = self._experiment, self._job.team.rank
+        names = tensors_of(experiment)
+        heads = experiment.batch * sum(map(self._problem.heads_of, names))
         with self._progress("making shards", heads) as between:
-            return [shard_of(self._problem, name, runs, experiment, between) for name in TENSORS]
+            return {
+                name: shard_of(self._problem, name, self._layouts[name].runs(rank), experiment, between)
+                for name in names
+            }
 
-    def _make_passes(self, attention: RingAttention, q: Array, k: Array, v: Array) -> None:
+    def _make_passes(self, attention: RingAttention, shards: dict[str, Array]) -> None:
         passes, warmup = self._passes, self._experiment.warmup
         for number in range(warmup + self._experiment.repeats):
-            waited = self._start_together()
-            out, lse = attention.forward(q, k, v)
-            self._require_same_bits(out, lse)
-            passes.out, passes.lse = out, lse
-            if number < warmup:
-                passes.warmup.append(attention.trace.records)
-            else:
-                passes.timed.append(attention.trace.records)
-                passes.barrier.append(waited)
-            self._say_pass(number, attention.trace.records)
+            results = self._make_pass(attention, shards, number)
+            self._require_same_bits(results)
+            passes.results = results
             if number == 0:
                 self._recording.outputs(self._job.team, passes)
                 self._verify()
                 if self.failed:
                     return  # A wrong result has no times.
-        for _ in passes.timed:
-            self._start_together()
-            passes.alone.append(attention.transfers_alone().records)
+        for direction, records in passes.records.items():
+            for _ in records.timed:
+                self._start_together()
+                records.alone.append(attention.transfers_alone(direction).records)
+
+    def _make_pass(
+        self, attention: RingAttention, shards: dict[str, Array], number: int
+    ) -> dict[str, Array]:
+        """Attend, and go back if asked to; return the results by name."""
+        q, k, v = (shards[name] for name in "qkv")
+        waited = self._start_together()
+        out, lse = attention.forward(q, k, v)
+        self._note(attention, Pass.FORWARD, number, waited)
+        results = {"out": out, "lse": lse}
+        if Pass.BACKWARD in self._directions:
+            waited = self._start_together()
+            dq, dk, dv = attention.backward(shards["dout"], q, k, v, out, lse)
+            self._note(attention, Pass.BACKWARD, number, waited)
+            results |= {"dq": dq, "dk": dk, "dv": dv}
+        return results
+
+    def _note(self, attention: RingAttention, direction: Pass, number: int, waited: float) -> None:
+        """Keep the trace of a pass that has just been made, and say how long it took."""
+        records = self._passes.records[direction]
+        warmup, repeats = self._experiment.warmup, self._experiment.repeats
+        trace = attention.trace.records
+        if number < warmup:
+            records.warmup.append(trace)
+        else:
+            records.timed.append(trace)
+            records.barrier.append(waited)
+        self._held_nbytes[direction] = attention.held_nbytes(direction)
+        timed = number >= warmup
+        name = f"repeat {number - warmup + 1}/{repeats}" if timed else f"warm-up {number + 1}/{warmup}"
+        back = " backward" if direction is Pass.BACKWARD else ""
+        seconds = trace["step_end"][-1] - trace["started"][0]
+        self.say(f"{name}{back}: {seconds * 1e3:.1f} ms on rank 0")
 
     def _attention(self) -> RingAttention:
         experiment = self._experiment
         return RingAttention(
             self._job.comm,
             seq_len=experiment.seq_len,
+            query_len=experiment.num_queries,
             layout=experiment.layout,
             causal=experiment.causal,
             window=experiment.window,
             documents=experiment.documents,
             softmax_scale=experiment.softmax_scale,
             method=experiment.method,
+            inner=self._inner,
             device=experiment.device,
             progress=experiment.progress,
             chunk_limit=experiment.chunk_limit,
             check_transfers=experiment.check_transfers,
+            link=experiment.link,
             watch=self._job.watch,
         )
 
@@ -193,13 +234,12 @@ class Run:
         self._job.team.barrier()
         return time.perf_counter() - before
 
-    def _require_same_bits(self, out: Array, lse: Array) -> None:
+    def _require_same_bits(self, results: dict[str, Array]) -> None:
         """Refuse a pass that gives other bits than the one before, the first of which is verified. Local."""
-        before = self._passes.out, self._passes.lse
-        for old, new in zip(before, (out, lse), strict=True):
-            if old is not None and _bits(old) != _bits(new):
+        for name, before in self._passes.results.items():
+            if _bits(before) != _bits(results[name]):
                 raise TransportError(
-                    "a repeat gave other bits than the pass before it, from the same inputs"
+                    f"a repeat gave other bits of {name} than the pass before it, from the same inputs"
                 )
 
     def _verify(self) -> None:
@@ -212,20 +252,24 @@ class Run:
         if self._writer is not None:
             with self._progress("verifying") as between:
                 self._verdicts = verify(
-                    self._writer, self._problem, self._experiment, self._layout, between
+                    self._writer, self._problem, self._experiment, self._layouts["k"], between
                 )
         self._verdicts = self._job.team.share(self._verdicts)
         verdict = "FAILED" if self.failed else "passed"
         self.say(f"verification {verdict}: {time.perf_counter() - started:.1f} s ({how})")
 
     def _digest_inputs(self) -> None:
-        """Hash q, k and v, on rank 0, which goes through all of them; the others wait for it."""
+        """Hash the inputs, on rank 0, which goes through all of them; the others wait for it."""
         experiment = self._experiment
         if self._writer is not None:
-            heads = experiment.batch * (experiment.heads + 2 * experiment.kv_heads)
-            pieces = len(list(pieces_of(experiment.seq_len, experiment.head_dim)))
-            with self._progress("hashing inputs", heads * pieces) as between:
-                for name in TENSORS:
+            pieces = {
+                name: len(list(pieces_of(experiment.seq_len, experiment.head_dim, layout.first)))
+                for name, layout in self._layouts.items()
+            }
+            names = tensors_of(experiment)
+            total = experiment.batch * sum(self._problem.heads_of(n) * pieces[n] for n in names)
+            with self._progress("hashing inputs", total) as between:
+                for name in names:
                     digest = sha256_of(self._problem, name, experiment, between)
                     self._digests[f"{name}_sha256"] = digest
         self._job.team.barrier()
@@ -248,34 +292,24 @@ class Run:
 
             yield between
 
-    def _say_pass(self, number: int, records: Array) -> None:
-        warmup, repeats = self._experiment.warmup, self._experiment.repeats
-        timed = number >= warmup
-        name = f"repeat {number - warmup + 1}/{repeats}" if timed else f"warm-up {number + 1}/{warmup}"
-        seconds = records["step_end"][-1] - records["started"][0]
-        self.say(f"{name}: {seconds * 1e3:.1f} ms on rank 0")
-
     def _keep_common_passes(self, team: Team, interruption: Interrupted) -> None:
         """Drop passes that not all ranks have finished; end without a file if none is left."""
-        passes = self._passes
-        if not all(team.allgather(passes.out is not None)):
+        if not all(team.allgather(bool(self._passes.results))):
             self.say("interrupted before the first pass was done: no file is written")
             raise interruption
-        counts = team.allgather((len(passes.warmup), len(passes.timed)))
-        warmup, timed = (min(column) for column in zip(*counts, strict=True))
-        self._passes = replace(
-            passes,
-            warmup=passes.warmup[:warmup],
-            timed=passes.timed[:timed],
-            barrier=passes.barrier[:timed],
-            alone=[],
-        )
+        for direction, records in self._passes.records.items():
+            counts = team.allgather((len(records.warmup), len(records.timed)))
+            warmup, timed = (min(column) for column in zip(*counts, strict=True))
+            self._passes.records[direction] = records.first(warmup, timed)
 
     def _facts_of_rank(self) -> dict[str, Any]:
         return rank_facts() | {
             "local_rank": self._job.local_rank,
             "device": chosen_device(self._experiment.device),
-            "shard_len": self._layout.shard_len(self._job.team.rank),
+            "shard_len": self._layouts["k"].shard_len(self._job.team.rank),
+            "query_shard_len": self._layouts["q"].shard_len(self._job.team.rank),
+            "held_forward_nbytes": self._held_nbytes.get(Pass.FORWARD, 0),
+            "held_backward_nbytes": self._held_nbytes.get(Pass.BACKWARD, 0),
             "peak_nbytes": peak_nbytes(),
         }
 
@@ -285,6 +319,7 @@ class Run:
             "thread_level": self._job.thread_level,
             "gpu_aware": takes_device_pointers(),
             "transport": chosen_transport(self._experiment.transport),
+            "inner_ranks": self._inner,
         }
 
 
@@ -295,8 +330,17 @@ def output_path(experiment: Experiment, size: int) -> Path:
     return Path("results") / experiment.file_name(size)
 
 
-def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> None:
-    """Refuse on every rank what any rank must refuse. Collective."""
+def layouts_of(experiment: Experiment, size: int) -> dict[str, Layout]:
+    """Return which rank owns which positions, of every tensor by name. Local."""
+    keys = Layout(experiment.layout, experiment.seq_len, size)
+    first = experiment.seq_len - experiment.num_queries
+    queries = Layout(experiment.layout, experiment.num_queries, size, first)
+    of_keys = dict.fromkeys(("k", "v", "dk", "dv"), keys)
+    return of_keys | dict.fromkeys(("q", "dout", "out", "lse", "dq"), queries)
+
+
+def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> int:
+    """Refuse on every rank what any rank must refuse; return the ranks of an inner group. Collective."""
     error: RingMPIError | None = None
     same = experiment.input is not None and path.exists() and path.samefile(experiment.input)
     if same:
@@ -314,6 +358,9 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> None:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
         )
+    inner = inner_ranks(experiment.method, team.size, experiment.group_ranks, team.hosts)
+    check_heads(experiment.method, inner, experiment.heads)
+    return inner
 
 
 def _common_end(job: Job, interruption: Interrupted | None) -> Interrupted | None:

@@ -18,7 +18,7 @@ from ringmpi.errors import ConfigError, check_choice
 Runs = tuple[range, ...]
 
 
-def _piece(seq_len: int, pieces: int, index: int) -> range:
+def piece_of(seq_len: int, pieces: int, index: int) -> range:
     """Piece `index` of `pieces` nearly equal ones; the first ``seq_len % pieces`` are one longer."""
     length, longer = divmod(seq_len, pieces)
     start = index * length + min(index, longer)
@@ -26,7 +26,7 @@ def _piece(seq_len: int, pieces: int, index: int) -> range:
 
 
 def _contiguous(seq_len: int, size: int, rank: int) -> Runs:
-    return (_piece(seq_len, size, rank),)
+    return (piece_of(seq_len, size, rank),)
 
 
 def _striped(seq_len: int, size: int, rank: int) -> Runs:
@@ -36,8 +36,8 @@ def _striped(seq_len: int, size: int, rank: int) -> Runs:
 def _zigzag(seq_len: int, size: int, rank: int) -> Runs:
     """Pieces `rank` and ``2 * size - 1 - rank`` of ``2 * size``: as much early as late work."""
     return (
-        _piece(seq_len, 2 * size, rank),
-        _piece(seq_len, 2 * size, 2 * size - 1 - rank),
+        piece_of(seq_len, 2 * size, rank),
+        piece_of(seq_len, 2 * size, 2 * size - 1 - rank),
     )
 
 
@@ -63,6 +63,8 @@ class Layout:
         Tokens of the whole sequence.
     size : int
         Number of ranks.
+    first : int
+        Global position of the first token; above 0 for queries at the end of a longer sequence.
 
     Raises
     ------
@@ -80,6 +82,7 @@ class Layout:
     name: str
     seq_len: int
     size: int
+    first: int = 0
 
     def __post_init__(self) -> None:
         check_choice("layout", self.name, LAYOUTS)
@@ -90,7 +93,10 @@ class Layout:
 
     def runs(self, rank: int) -> Runs:
         """Return the non-empty runs of positions that `rank` owns, ascending. Local."""
-        return tuple(run for run in LAYOUTS[self.name](self.seq_len, self.size, rank) if run)
+        runs = LAYOUTS[self.name](self.seq_len, self.size, rank)
+        return tuple(
+            range(run.start + self.first, run.stop + self.first, run.step) for run in runs if run
+        )
 
     def shard_len(self, rank: int) -> int:
         """Return the number of tokens that `rank` owns. Local."""
@@ -120,4 +126,5 @@ class Layout:
                 if position in run:
                     return rank, before + run.index(position)
                 before += len(run)
-        raise ConfigError(f"position={position}: the sequence ends at {self.seq_len - 1}")
+        last = self.first + self.seq_len - 1
+        raise ConfigError(f"position={position}: tokens lie from {self.first} to {last}")

@@ -103,6 +103,21 @@ def overlap(timings: Timings) -> Array:
     return np.asarray(np.clip(hidden, 0, 1))
 
 
+def rates(timings: Timings) -> tuple[float, float]:
+    """Return what a rank computes and sends, FLOP/s and bytes a second; medians over ranks.
+
+    The bandwidth is that of the transfers with no compute beside them; NaN where nothing was moved so.
+    """
+    compute = compute_time(timings.records).sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        flops = timings.records["flops"].sum(axis=2) / compute
+        alone = stall_time(timings.alone).sum(axis=2)
+        bandwidth = timings.alone["bytes_sent"].sum(axis=2) / alone
+    known = [values[np.isfinite(values)] for values in (flops, bandwidth)]
+    found = [float(np.median(values)) if values.size else float("nan") for values in known]
+    return found[0], found[1]
+
+
 def makespans(timings: Timings) -> Array:
     """Return the time from the first start to the last end of each repeat, seconds; shape (repeats,)."""
     start = timings.clocks.corrected(timings.records["started"])
@@ -122,7 +137,7 @@ class RankSummary:
     overlap : float
         Hidden part of the transfers, 0 to 1; NaN where nothing moved.
     counts : dict of str to int
-        By the names of `trace.COUNTS`.
+        By the names of `trace.COUNTS`; those that were not recorded are absent.
     """
 
     rank: int
@@ -146,7 +161,8 @@ def by_rank(timings: Timings) -> list[RankSummary]:
     hidden = overlap(timings)
     compute, stall = median(compute_time(records)), median(stall_time(records))
     overhead, total = median(overhead_time(records)), median(step_time(records))
-    last = records[-1]  # Counts are the same in every repeat.
+    # Counts are the same in every repeat.
+    counts = {name: records[name][-1].sum(axis=-1) for name in COUNTS}
     return [
         RankSummary(
             rank=rank,
@@ -155,7 +171,9 @@ def by_rank(timings: Timings) -> list[RankSummary]:
             overhead=float(overhead[rank]),
             total=float(total[rank]),
             overlap=float(hidden[rank]),
-            counts={name: int(last[name][rank].sum()) for name in COUNTS},
+            counts={
+                name: int(number[rank]) for name, number in counts.items() if np.isfinite(number[rank])
+            },
         )
         for rank in range(records.shape[1])
     ]

@@ -1,4 +1,4 @@
-"""The inputs q, k and v, by global position.
+"""The inputs q, k and v, and the gradient dout that a backward pass starts from, by global position.
 
 Any rank can make or read any rows, so every rank count and every layout sees the same problem, and a
 verifier needs nothing from the ranks that it judges.
@@ -24,21 +24,36 @@ from ringmpi.softmax import DTYPES
 
 Array = NDArray[Any]
 
-TENSORS = ("q", "k", "v")
+#: In the order of the generator's keys, which must not change.
+TENSORS = ("q", "k", "v", "dout")
 
 #: Values that are made or read at a time when a whole tensor is walked through: making
 #: them takes about 40 bytes each.
 PIECE_VALUES = 2**18
 
 
+def tensors_of(experiment: Experiment) -> tuple[str, ...]:
+    """Return which tensors an experiment has: dout only if it goes backward. Local."""
+    return TENSORS if experiment.backward else TENSORS[:3]
+
+
+def positions_of(tensor: str, experiment: Experiment) -> range:
+    """Return the global positions that a tensor covers: all, or for q and dout those that attend. Local.
+
+    The gradients and results of a tensor cover the same positions as the tensor itself.
+    """
+    of_queries = tensor in ("q", "dout")
+    return range(experiment.seq_len - experiment.num_queries if of_queries else 0, experiment.seq_len)
+
+
 class Problem(Protocol):
-    """Somewhere that rows of q, k and v come from. Every method is local."""
+    """Somewhere that rows of the tensors come from. Every method is local."""
 
     def heads_of(self, tensor: str) -> int:
         """Return the number of heads of a tensor."""
 
     def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
-        """Return rows, shape (len(batch), len(heads), sum of run lengths, head_dim)."""
+        """Return rows at global positions, shape (len(batch), len(heads), sum of run lengths, head_dim)."""
 
 
 class Generated:
@@ -56,7 +71,7 @@ class Generated:
 
     def heads_of(self, tensor: str) -> int:
         """Return the number of heads of a tensor."""
-        return self._experiment.heads if tensor == "q" else self._experiment.kv_heads
+        return _heads_of(tensor, self._experiment)
 
     def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
         """Return generated rows."""
@@ -90,7 +105,9 @@ class Generated:
 class FromFile:
     """Rows of an HDF5 file; only those asked for are read, and converted where asked to.
 
-    The file is opened for reading only, and without a lock where the file system has none.
+    The file is opened for reading only, and without a lock where the file system has none. Tensors may lack
+    the first positions of the sequence, as q does where only the last ones attend; dout may be absent, and is
+    then generated.
 
     Parameters
     ----------
@@ -101,27 +118,35 @@ class FromFile:
     """
 
     def __init__(self, experiment: Experiment, path: str, group: str = "/") -> None:
+        self._experiment = experiment
         self._dtype = numpy_dtype(experiment.dtype)
-        self._heads = {"q": experiment.heads, "k": experiment.kv_heads, "v": experiment.kv_heads}
         self._file = open_input(path)[group]
+        self._generated = Generated(experiment)
 
     def heads_of(self, tensor: str) -> int:
         """Return the number of heads of a tensor."""
-        return self._heads[tensor]
+        return _heads_of(tensor, self._experiment)
 
     def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
         """Return rows from the file."""
+        if tensor == "dout" and tensor not in self._file:
+            return self._generated.rows(tensor, runs, heads, batch)
         dataset = self._file[tensor]
+        # The last row of any tensor is that of the last position.
+        first = self._experiment.seq_len - dataset.shape[2]
         tokens = sum(map(len, runs))
         rows = np.empty((len(batch), len(heads), tokens, dataset.shape[3]), self._dtype)
         at = 0
         for run in runs:
-            piece = dataset[
-                batch.start : batch.stop, heads.start : heads.stop, run.start : run.stop : run.step
-            ]
+            part = slice(run.start - first, run.stop - first, run.step)
+            piece = dataset[batch.start : batch.stop, heads.start : heads.stop, part]
             rows[:, :, at : at + len(run)] = decode(dataset, piece).astype(self._dtype)
             at += len(run)
         return rows
+
+
+def _heads_of(tensor: str, experiment: Experiment) -> int:
+    return experiment.heads if tensor in ("q", "dout") else experiment.kv_heads
 
 
 def problem_of(experiment: Experiment) -> Problem:
@@ -158,25 +183,26 @@ def shard_of(
     return shard
 
 
-def pieces_of(seq_len: int, width: int) -> Iterator[range]:
-    """Yield the positions of a sequence in pieces of bounded size, for rows of `width` values."""
+def pieces_of(seq_len: int, width: int, first: int = 0) -> Iterator[range]:
+    """Yield the positions from `first` on in pieces of bounded size, for rows of `width` values."""
     tokens = max(1, PIECE_VALUES // width)
-    for start in range(0, seq_len, tokens):
+    for start in range(first, seq_len, tokens):
         yield range(start, min(seq_len, start + tokens))
 
 
 def sha256_of(
     problem: Problem, tensor: str, experiment: Experiment, between: Callable[[], None]
 ) -> str:
-    """Return the SHA-256 of a whole tensor's bytes in C order, little-endian. Local.
+    """Return the SHA-256 of a tensor's bytes in C order, little-endian, at all positions it covers. Local.
 
     The tensor is walked through head by head in pieces, never held; `between` is called after each, and
     may raise to give up.
     """
     digest = hashlib.sha256()
+    first = positions_of(tensor, experiment).start
     for batch in range(experiment.batch):
         for head in range(problem.heads_of(tensor)):
-            for piece in pieces_of(experiment.seq_len, experiment.head_dim):
+            for piece in pieces_of(experiment.seq_len, experiment.head_dim, first):
                 one = range(batch, batch + 1), range(head, head + 1)
                 rows = problem.rows(tensor, (piece,), one[1], one[0])
                 digest.update(np.ascontiguousarray(rows).view(np.uint8).data)
@@ -209,26 +235,33 @@ def open_input(path: str) -> Any:
 def describe_input(path: str) -> dict[str, Any]:
     """Return what an input file says of itself, by option name. Local.
 
+    Fewer tokens in /q than in /k are the queries of the last positions, and say `query_len`.
+
     Raises
     ------
     ConfigError
-        If the file lacks q, k or v, or their shapes or dtypes do not belong together.
+        If the file lacks q, k or v, or the shapes or dtypes of its tensors do not belong together.
     """
     import h5py
 
     with open_input(path) as file:
-        for name in TENSORS:
+        for name in "qkv":
             if not isinstance(file.get(name), h5py.Dataset):
                 raise ConfigError(f"input={path}: has no dataset /{name}; needs /q, /k and /v")
-        q, k, v = (file[name] for name in TENSORS)
-        shapes = ", ".join(f"/{name} {file[name].shape}" for name in TENSORS)
+        q, k, v = (file[name] for name in "qkv")
+        shapes = ", ".join(f"/{name} {file[name].shape}" for name in "qkv")
         if any(tensor.ndim != 4 or 0 in tensor.shape for tensor in (q, k, v)):
             raise ConfigError(f"input={path}: {shapes}: needs [batch, heads, tokens, head_dim]")
-        same = (q.shape[0], *q.shape[2:]) == (k.shape[0], *k.shape[2:])
+        same = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
         if not same or k.shape != v.shape:
             raise ConfigError(
-                f"input={path}: {shapes}: batch, tokens and head_dim must be alike, and the heads of "
+                f"input={path}: {shapes}: batch and head_dim must be alike, and the heads and tokens of "
                 f"/k and /v"
+            )
+        if q.shape[2] > k.shape[2]:
+            raise ConfigError(
+                f"input={path}: {shapes}: /q may have at most as many tokens as /k, since its rows are the "
+                f"last positions of the sequence"
             )
         dtypes = {stored_dtype(tensor) for tensor in (q, k, v)}
         if len(dtypes) != 1 or not dtypes <= set(DTYPES):
@@ -236,14 +269,17 @@ def describe_input(path: str) -> dict[str, Any]:
                 f"input={path}: dtypes {', '.join(sorted(dtypes))}: use one of {', '.join(DTYPES)} "
                 f"for all three (bfloat16 as uint16 with the attribute dtype)"
             )
+        _check_dout(path, file, q)
         found = {
             "batch": q.shape[0],
             "heads": q.shape[1],
             "kv_heads": k.shape[1],
-            "seq_len": q.shape[2],
+            "seq_len": k.shape[2],
             "head_dim": q.shape[3],
             "dtype": dtypes.pop(),
         }
+        if q.shape[2] < k.shape[2]:
+            found["query_len"] = q.shape[2]
         documents = file.get("documents")
         if documents is not None:
             plain = isinstance(documents, h5py.Dataset) and documents.ndim == 1
@@ -251,3 +287,19 @@ def describe_input(path: str) -> dict[str, Any]:
                 raise ConfigError(f"input={path}: /documents must be a list of whole numbers")
             found["documents"] = tuple(int(offset) for offset in documents[:])
         return found
+
+
+def _check_dout(path: str, file: Any, q: Any) -> None:
+    """Refuse a /dout that does not belong to /q."""
+    import h5py
+
+    dout = file.get("dout")
+    if dout is None:
+        return
+    if not isinstance(dout, h5py.Dataset):
+        raise ConfigError(f"input={path}: /dout must be a dataset like /q")
+    if (dout.shape, stored_dtype(dout)) != (q.shape, stored_dtype(q)):
+        raise ConfigError(
+            f"input={path}: /dout {dout.shape} {stored_dtype(dout)}: must have the shape and dtype of /q, "
+            f"{q.shape} {stored_dtype(q)}"
+        )

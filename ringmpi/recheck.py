@@ -8,7 +8,7 @@ from dataclasses import replace
 from ringmpi.config import Experiment
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Layout
-from ringmpi.problem import TENSORS, FromFile, Problem, describe_input, problem_of, sha256_of
+from ringmpi.problem import FromFile, Problem, describe_input, problem_of, sha256_of, tensors_of
 from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict, verify
 
@@ -43,7 +43,7 @@ def verify_file(path: str, how: str, progress: Callable[[int, int], None]) -> li
             raise StoreError(f"{path}: is {result.kind}, so it has no outputs to verify")
         problem = _problem(result, experiment)
         digests = result.facts("inputs")
-        for name in TENSORS:
+        for name in tensors_of(experiment):
             recorded = digests.get(f"{name}_sha256")
             if recorded is not None and recorded != sha256_of(problem, name, experiment, _nothing):
                 raise StoreError(f"{path}: {name} is not what it was when the run was made")
@@ -56,7 +56,14 @@ def _problem(result: ResultFile, experiment: Experiment) -> Problem:
     if result.has_inputs:
         return FromFile(experiment, str(result.path), "inputs")
     if experiment.input is not None:
-        describe_input(experiment.input)  # Refuses a file that is no longer what it was.
+        described = describe_input(experiment.input)
+        for name, found in described.items():
+            used = getattr(experiment, name)
+            if name != "dtype" and found != used:
+                raise StoreError(
+                    f"{result.path}: {experiment.input} is not what it was when the run was made: it has "
+                    f"{name}={found}, the run used {used}"
+                )
     return problem_of(experiment)
 
 

@@ -18,7 +18,8 @@ from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
 from ringmpi.layout import Layout
 from ringmpi.provenance import machine_facts
-from ringmpi.store import ResultWriter
+from ringmpi.schedule import Pass
+from ringmpi.store import TIMINGS, ResultWriter
 from ringmpi.trace import RECORD
 from ringmpi.verify import Verdict
 
@@ -26,25 +27,41 @@ Array = NDArray[Any]
 
 
 @dataclass
-class Passes:
-    """What the passes over the ring have given so far, on one rank.
+class Records:
+    """What passes of one direction have left so far, on one rank.
 
     Attributes
     ----------
-    out, lse : ndarray or None
-        Of the last finished pass.
     warmup, timed, alone : list of ndarray
-        The records of each pass; `alone` with no compute beside the transfers.
+        The trace of each pass; `alone` with no compute beside the transfers.
     barrier : list of float
         Seconds waited before each timed pass.
     """
 
-    out: Array | None = None
-    lse: Array | None = None
     warmup: list[Array] = field(default_factory=list)
     timed: list[Array] = field(default_factory=list)
     alone: list[Array] = field(default_factory=list)
     barrier: list[float] = field(default_factory=list)
+
+    def first(self, warmup: int, timed: int) -> Records:
+        """Return what so many passes have left, none of them alone."""
+        return Records(self.warmup[:warmup], self.timed[:timed], [], self.barrier[:timed])
+
+
+@dataclass
+class Passes:
+    """What the passes have given so far, on one rank.
+
+    Attributes
+    ----------
+    results : dict of str to ndarray
+        ``out``, ``lse`` and the gradients of the last pass that is finished, backward included.
+    records : dict of Pass to Records
+        Of the directions that are run.
+    """
+
+    results: dict[str, Array] = field(default_factory=dict)
+    records: dict[Pass, Records] = field(default_factory=dict)
 
 
 CLOCK_COLUMNS = {
@@ -60,7 +77,10 @@ RANK_COLUMNS = {
     "device": ("", "what computed"),
     "threads": ("1", "BLAS threads allowed"),
     "affinity": ("", "cores it may run on"),
-    "shard_len": ("token", "tokens owned"),
+    "shard_len": ("token", "keys owned"),
+    "query_shard_len": ("token", "queries owned"),
+    "held_forward_nbytes": ("B", "buffers of the forward pass, beside the rank's own tensors"),
+    "held_backward_nbytes": ("B", "buffers of the backward pass, beside the rank's own tensors"),
     "peak_nbytes": ("B", "largest resident size"),
 }
 
@@ -73,54 +93,59 @@ class Recording:
     writer : ResultWriter or None
         None on all ranks but 0.
     experiment : Experiment
-    layout : Layout
+    layouts : dict of str to Layout
+        Of every tensor by name.
     """
 
-    def __init__(self, writer: ResultWriter | None, experiment: Experiment, layout: Layout) -> None:
+    def __init__(
+        self, writer: ResultWriter | None, experiment: Experiment, layouts: Mapping[str, Layout]
+    ) -> None:
         self.writer = writer
         self._experiment = experiment
-        self._layout = layout
+        self._layouts = layouts
         self._has_outputs = False
 
     def outputs(self, team: Team, passes: Passes) -> None:
-        """Write out and lse of the last finished pass, unless all ranks have handed them over before."""
+        """Write the results of the last finished pass, unless all ranks have handed them over before."""
         if all(team.allgather(self._has_outputs)):
             return
-        for name, shard in (("out", passes.out), ("lse", passes.lse)):
-            assert shard is not None  # Asked for only after a finished pass.
-            self.tensor(team, f"outputs/{name}", shard)
+        for name, shard in passes.results.items():
+            self.tensor(team, "outputs", name, shard)
         self._has_outputs = True
 
-    def tensor(self, team: Team, name: str, shard: Array) -> None:
+    def tensor(self, team: Team, group: str, name: str, shard: Array) -> None:
         """Write a tensor whose shards the ranks hold, shape (batch, heads, shard_len, ...)."""
-        pieces = team.shards_by_piece(self._layout, shard)
+        layout, path = self._layouts[name], f"{group}/{name}"
+        pieces = team.shards_by_piece(layout, shard)
         if self.writer is None:
             for _ in pieces:  # Handing over is what the loop does.
                 continue
             return
-        shape = (*shard.shape[:2], self._experiment.seq_len, *shard.shape[3:])
-        self.writer.tensor(name, shape, shard.dtype)
+        shape = (*shard.shape[:2], layout.seq_len, *shard.shape[3:])
+        self.writer.tensor(path, shape, shard.dtype, layout.first)
         for positions, piece in pieces:
-            self.writer.write_rows(name, positions, piece)
+            self.writer.write_rows(path, positions, piece)
 
     def timings(self, team: Team, passes: Passes) -> None:
         """Write the traces, one rank after the other."""
-        steps = self._layout.size
-        for group, made in (
-            ("timings", passes.timed),
-            ("timings/warmup", passes.warmup),
-            ("timings/alone", passes.alone),
-        ):
-            mine = np.stack(made) if made else np.empty((0, steps), RECORD)
-            if self.writer is not None:
-                self.writer.records(group, (len(made), steps, steps))
-            for rank, records in team.collect(mine):
+        for direction, records in passes.records.items():
+            group = TIMINGS[direction]
+            steps = len((records.warmup + records.timed)[0])
+            for name, made in (
+                (group, records.timed),
+                (f"{group}/warmup", records.warmup),
+                (f"{group}/alone", records.alone),
+            ):
+                mine = np.stack(made) if made else np.empty((0, steps), RECORD)
                 if self.writer is not None:
-                    self.writer.write_records(group, rank, records)
-        waited = np.array(team.allgather(passes.barrier), np.float64).reshape(team.size, -1).T
-        if self.writer is not None:
-            description = "wait before each repeat, in no other quantity"
-            self.writer.table("timings/barrier", waited, "s", description)
+                    self.writer.records(name, (len(made), team.size, steps))
+                for rank, found in team.collect(mine):
+                    if self.writer is not None:
+                        self.writer.write_records(name, rank, found)
+            waited = np.array(team.allgather(records.barrier), np.float64).reshape(team.size, -1).T
+            if self.writer is not None:
+                description = "wait before each repeat, in no other quantity"
+                self.writer.table(f"{group}/barrier", waited, "s", description)
 
     def ranks(self, team: Team, mine: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
         """Write what each rank says of itself, and what all have in common."""

@@ -86,13 +86,10 @@ def finite_shift(row_max: Array) -> Array:
     return shift
 
 
-def merge(a: State, b: State) -> State:
-    r"""Combine two states over disjoint sets of keys. Local.
+def merge(state: State, other: State) -> None:
+    r"""Add to a state what another one has seen of other keys, in place. Local.
 
-    Returns
-    -------
-    State
-        Over the union. Merging with an identity gives back the other state exactly.
+    Merging with an identity leaves a state as it is; an identity becomes the other one.
 
     Raises
     ------
@@ -104,20 +101,20 @@ def merge(a: State, b: State) -> State:
     With :math:`m = \max(m_a, m_b)`, :math:`\ell = e^{m_a-m}\ell_a + e^{m_b-m}\ell_b`, and ``acc``
     alike (Dao 2023, algorithm 1). Associative up to rounding only.
     """
-    if a.acc.shape != b.acc.shape or a.acc.dtype != b.acc.dtype:
+    if state.acc.shape != other.acc.shape or state.acc.dtype != other.acc.dtype:
         raise ShapeError(
-            f"states of {a.acc.shape} {a.acc.dtype} and {b.acc.shape} {b.acc.dtype}: "
+            f"states of {state.acc.shape} {state.acc.dtype} and {other.acc.shape} {other.acc.dtype}: "
             f"only states of one shape and dtype can be merged"
         )
-    row_max = np.maximum(a.row_max, b.row_max)
+    row_max = np.maximum(state.row_max, other.row_max)
     shift = finite_shift(row_max)
     with np.errstate(over="ignore"):  # A maximum that is far below weighs exp(-inf) = 0.
-        scale_a, scale_b = np.exp(a.row_max - shift), np.exp(b.row_max - shift)
-    return State(
-        acc=scale_a[..., None] * a.acc + scale_b[..., None] * b.acc,
-        row_max=row_max,
-        row_sum=scale_a * a.row_sum + scale_b * b.row_sum,
-    )
+        mine, others = np.exp(state.row_max - shift), np.exp(other.row_max - shift)
+    state.acc *= mine[..., None]
+    state.acc += others[..., None] * other.acc
+    state.row_sum *= mine
+    state.row_sum += others * other.row_sum
+    state.row_max[...] = row_max
 
 
 def finish(state: State) -> tuple[Array, Array]:

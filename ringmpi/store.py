@@ -26,12 +26,22 @@ from ringmpi.encoding import MARK, decode, encode
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.metrics import Clocks, Timings
+from ringmpi.schedule import Pass
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
 
 Array = NDArray[Any]
 
 FORMAT_VERSION = 1
+
+#: What a run may give, in the order in which it is told.
+OUTPUTS = ("out", "lse", "dq", "dk", "dv")
+
+#: Where the traces of a pass are.
+TIMINGS = {Pass.FORWARD: "timings", Pass.BACKWARD: "timings/backward"}
+
+#: The attribute that says which global token is the first one of a dataset.
+FIRST = "first_token"
 
 #: Labels of the axes of a tensor.
 _TENSOR_AXES = ("batch", "head", "token", "head_dim")
@@ -119,8 +129,8 @@ class ResultWriter:
         """Write that a signal ended the run before all repeats were made."""
         self._file.attrs["interrupted"] = signal_number
 
-    def tensor(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
-        """Make a dataset of tokens, filled with NaN; does nothing if it is there."""
+    def tensor(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], first: int = 0) -> None:
+        """Make a dataset of tokens from `first` on, filled with NaN; does nothing if it is there."""
         if name in self._file:
             return
         # Not chunked: any slice of tokens is then written in place.
@@ -128,14 +138,15 @@ class ResultWriter:
         dataset = self._file.create_dataset(name, shape, fill.dtype, fillvalue=fill[0])
         if dtype.name == "bfloat16":
             dataset.attrs[MARK] = "bfloat16"
-        dataset.attrs.update({"unit": "1", "description": "index i along tokens is global token i"})
+        description = f"index i along tokens is global token {f'{first} + ' if first else ''}i"
+        dataset.attrs.update({"unit": "1", "description": description, FIRST: first})
         for axis, label in enumerate(_TENSOR_AXES[: len(shape)]):
             dataset.dims[axis].label = label
 
     def write_rows(self, name: str, positions: range, rows: Array) -> None:
-        """Write rows, shape (batch, heads, len(positions), ...), where their tokens belong."""
+        """Write rows, shape (batch, heads, len(positions), ...), where their global positions belong."""
         dataset = self._file[name]
-        dataset[:, :, positions.start : positions.stop : positions.step] = encode(rows)
+        dataset[:, :, _indices(dataset, positions)] = encode(rows)
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Read back rows of an output that was written before."""
@@ -278,6 +289,10 @@ class ResultFile:
         """Return rows of one head of an output, in its own dtype."""
         return _rows(self._file, tensor, batch, head, runs)
 
+    def has(self, name: str) -> bool:
+        """Return whether there is a table of that name: files of an older ringmpi have fewer."""
+        return name in self._file
+
     def column(self, name: str) -> Array:
         """Return a whole table, such as ``ranks/peak_nbytes``."""
         return np.asarray(self._file[name][...])
@@ -286,11 +301,16 @@ class ResultFile:
         """Return a table of texts."""
         return [str(text) for text in self._file[name].asstr()[...]]
 
-    def timings(self) -> Timings:
+    @property
+    def directions(self) -> list[Pass]:
+        """The passes that were run."""
+        return [direction for direction in Pass if f"{TIMINGS[direction]}/started" in self._file]
+
+    def timings(self, direction: Pass = Pass.FORWARD) -> Timings:
         """Return the trace of all ranks."""
         return Timings(
-            self._records("timings"),
-            self._records("timings/alone"),
+            self._records(TIMINGS[direction]),
+            self._records(f"{TIMINGS[direction]}/alone"),
             Clocks(
                 self.column("clocks/measured_at")[0],
                 self.column("clocks/offset")[0],
@@ -301,14 +321,16 @@ class ResultFile:
     def verdicts(self) -> list[Verdict]:
         """Return what verification found; empty if nothing was verified."""
         names = self._file["verification"]
-        found = (dict(names[tensor].attrs) for tensor in ("out", "lse") if tensor in names)
+        found = (dict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names)
         return [Verdict(**(facts | {"index": json.loads(facts["index"])})) for facts in found]
 
     def _records(self, group: str) -> Array:
         shape = self._file[f"{group}/started"].shape
         records = np.empty(shape, RECORD)
         for name in QUANTITIES:
-            records[name] = self._file[f"{group}/{name}"][...]
+            # A file of an older ringmpi has fewer.
+            there = self.has(f"{group}/{name}")
+            records[name] = self._file[f"{group}/{name}"][...] if there else np.nan
         return records
 
 
@@ -325,5 +347,11 @@ def hdf5_facts() -> str:
 
 def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:
     dataset = file[f"outputs/{tensor}"]
-    parts = [dataset[batch, head, run.start : run.stop : run.step] for run in runs]
+    parts = [dataset[batch, head, _indices(dataset, run)] for run in runs]
     return decode(dataset, np.concatenate(parts))
+
+
+def _indices(dataset: Any, positions: range) -> slice:
+    """Return where global positions lie along the tokens of a dataset."""
+    first = int(dataset.attrs.get(FIRST, 0))
+    return slice(positions.start - first, positions.stop - first, positions.step)

@@ -28,7 +28,9 @@ from ringmpi.metrics import by_rank, makespans
 from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
 from ringmpi.report.tables import make_console, milliseconds, percent, plain_table
+from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ranks
 from ringmpi.store import ResultFile, unwritable
+from ringmpi.verify import Verdict
 
 #: Seconds that the running job has to end after a signal was passed on, before it is killed. A job stops
 #: within 5 s or one step, whichever is longer.
@@ -94,6 +96,15 @@ class Point:
             return all(verdict.passed for verdict in result.verdicts())
 
 
+#: Characters that the widest table needs where there is no terminal.
+TABLE_WIDTH = 200
+
+#: Columns of the table where the backward pass is run too.
+BACKWARD_COLUMNS = ("gradient error", "gradient single", "backward ms", "backward stall")
+
+#: The method that stands for all of them; those that a rank count does not allow are left out.
+ALL = "all"
+
 #: What an input file says of itself, and need not be repeated on the command line.
 FROM_FILE = ("seq_len", "batch", "heads", "kv_heads", "head_dim", "documents")
 
@@ -128,11 +139,17 @@ class Sweep:
     ) -> None:
         self.directory = Path(directory)
         self.counts = _rank_counts(ranks)
+        self.left_out: list[str] = []
         self.varied = dict(_varied(entry) for entry in vary)
         if len(self.varied) < len(vary):
             raise ConfigError(
                 f"vary={' '.join(vary)}: an option is given twice; name all its values once"
             )
+        self._all_methods = given.get("method") == ALL
+        if self._all_methods and "method" in self.varied:
+            raise ConfigError("vary=method: --method all varies it already; leave one of them away")
+        if self._all_methods:
+            self.varied = {"method": list(METHODS), **self.varied}
         self.launcher = find_launcher(launcher)
         self.points = list(self._points(given))
         self._console = make_console()
@@ -154,6 +171,8 @@ class Sweep:
         refused = unwritable(self.directory / "sweep.csv")
         if refused:
             raise refused
+        for line in self.left_out:
+            self._console.print(line, soft_wrap=True)
         with track("sweep", self._console) as progress:
             for done, point in enumerate(self.points):
                 progress(done, len(self.points))
@@ -166,6 +185,12 @@ class Sweep:
             varied = dict(zip(self.varied, values, strict=True))
             experiment = experiment_from({**given, **varied}, found)
             for ranks in self.counts:
+                refused = _unfit(experiment, ranks)
+                if refused is not None and not self._all_methods:
+                    raise refused
+                if refused is not None:
+                    self.left_out.append(f"left out: {experiment.method} on {ranks} rank(s): {refused}")
+                    continue
                 yield Point(ranks, varied, experiment, self.directory / experiment.file_name(ranks))
 
     def _run_point(self, point: Point, number: str) -> None:
@@ -184,7 +209,8 @@ class Sweep:
     def _conclude(self) -> int:
         """Print the table, write it as CSV, and return the exit code."""
         rows = [_row(point, self._base(point)) for point in self.points]
-        self._console.print(plain_table("sweep", list(rows[0]), [list(row.values()) for row in rows]))
+        table = plain_table("sweep", list(rows[0]), [list(row.values()) for row in rows])
+        make_console(TABLE_WIDTH).print(table)
         if any("*" in row["time ms"] for row in rows):
             self._console.print("* more ranks than cores: the time shows correctness, not speed")
         path = self.directory / "sweep.csv"
@@ -209,6 +235,19 @@ class Sweep:
         return min(same, key=lambda other: other.ranks)
 
 
+def _unfit(experiment: Experiment, ranks: int) -> ConfigError | None:
+    """Return why the method cannot run on so many ranks, as far as that is known beforehand, or None."""
+    given = experiment.group_ranks
+    try:
+        # Without the option the groups are the ranks of a node, and which these are shows only in the run.
+        inner = inner_ranks(experiment.method, ranks, given, lambda: [""] * ranks)
+        if given is not None or experiment.method not in GROUP_OPTIONS:
+            check_heads(experiment.method, inner, experiment.heads)
+    except ConfigError as error:
+        return error
+    return None
+
+
 def _row(point: Point, base: Point) -> dict[str, str]:
     """Return the table row of a point; times only beside a verdict."""
     row = {"ranks": str(point.ranks)}
@@ -221,6 +260,7 @@ def _row(point: Point, base: Point) -> dict[str, str]:
         "time ms",
         "min to max",
         "stall ms",
+        *(BACKWARD_COLUMNS if point.experiment.backward else ()),
     )
     row |= dict.fromkeys((*names, "efficiency"), "-")
     result = point.result()
@@ -239,10 +279,26 @@ def _row(point: Point, base: Point) -> dict[str, str]:
             row["time ms"] = milliseconds(float(np.median(spans))) + ("*" if crowded else "")
             row["min to max"] = f"{milliseconds(spans.min())} to {milliseconds(spans.max())}"
             row["stall ms"] = milliseconds(max(rank.stall for rank in by_rank(timings)))
+            if point.experiment.backward:
+                row |= _backward(result, verdicts, "*" if crowded else "")
             if not crowded:
                 row["efficiency"] = percent(_efficiency(point, base, float(np.median(spans))))
     failed = any(not verdict.passed for verdict in verdicts)
     return row | {"verdict": "FAILED" if failed else "OK" if verdicts else "not verified"}
+
+
+def _backward(result: ResultFile, verdicts: Sequence[Verdict], mark: str) -> dict[str, str]:
+    """Return the columns of the backward pass: the largest errors of the three gradients, and the times."""
+    row = dict.fromkeys(BACKWARD_COLUMNS, "-")
+    gradients = [verdict for verdict in verdicts if verdict.tensor in ("dq", "dk", "dv")]
+    if gradients:
+        row["gradient error"] = f"{max(verdict.max_abs for verdict in gradients):.2e}"
+        row["gradient single"] = f"{max(verdict.single_max for verdict in gradients):.2e}"
+    timings = result.timings(Pass.BACKWARD)
+    if len(timings.records):
+        row["backward ms"] = milliseconds(float(np.median(makespans(timings)))) + mark
+        row["backward stall"] = milliseconds(max(rank.stall for rank in by_rank(timings)))
+    return row
 
 
 def _efficiency(point: Point, base: Point, seconds: float) -> float:

@@ -38,9 +38,10 @@ MOMENTS = {
 COUNTS = {
     "bytes_sent": Quantity("B", "bytes passed to MPI for sending"),
     "messages": Quantity("1", "messages passed to MPI for sending"),
+    "hops": Quantity("1", "blocks and other parts that they were"),
     "pairs": Quantity("1", "allowed query-key pairs, over batch and heads"),
     "computed_pairs": Quantity("1", "pairs worked on, over batch and heads"),
-    "flops": Quantity("1", "4 * head_dim for every allowed pair"),
+    "flops": Quantity("1", "4 * head_dim for every allowed pair, 10 * head_dim in the backward pass"),
     "tiles": Quantity("1", "tiles computed, over batch and KV heads"),
     "tiles_unmasked": Quantity("1", "tiles computed without a mask, being allowed as a whole"),
     "tiles_skipped": Quantity("1", "tiles left out because no pair in them is allowed"),

@@ -1,44 +1,32 @@
-r"""The verdict: a result may differ from the reference by no more than rounding explains.
+"""The verdict: outputs, wherever they are read from, against the reference, head by head.
 
-With ``ref`` the float64 reference and ``single`` the plain single-pass result in the dtype of the state (for
-float64 in another order of summation),
-every element must satisfy
-
-.. math:: |x_i - ref_i| \le 2 \max|single - ref| + 4 \epsilon \max|v| + r_i
-
-where :math:`\epsilon` is that of the state's dtype and :math:`r_i` half a unit in the last place of
-``ref_i`` if the output is rounded once to 16 bits, else 0. The factor 2 is flash-attention's rule: no more
-than twice the error that an honest single pass makes in the same arithmetic; the second term is a floor for
-inputs on which that pass happens to be exact. For ``lse``, which is not an average of values, the largest
-``|lse|`` stands in for ``max|v|``. An element-wise rounding term is far stricter for 16-bit outputs than
-one bound of the output's own epsilon: a lost key is seen.
-
-The mean error has a bound of its own, since the last rounding hides in the maximum what a coarse accumulator
-does to the mean: 1.05 times the mean error of ``single`` after the same rounding for 16-bit outputs (that
-rounding dominates, so the mean must be flat over rank counts), twice it otherwise, plus one epsilon of the
-mean ``|ref|``. NaN never passes.
+What is allowed stands in `ringmpi.comparison`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi import reference
+from ringmpi.comparison import Comparison, Sizes, Verdict, gradient_sizes, largest_of, rounding_of
 from ringmpi.config import Experiment, verify_rows
 from ringmpi.encoding import numpy_dtype
 from ringmpi.layout import Layout, Runs
-from ringmpi.problem import Problem
+from ringmpi.problem import TENSORS, Problem, positions_of
 from ringmpi.softmax import state_dtype
 
+__all__ = ["Outputs", "Verdict", "verify"]
+
 Array = NDArray[Any]
+Positions = NDArray[np.int64]
 
 #: Rows and keys that the reference takes at a time: 256 x 512 float64 scores are 1 MiB,
 #: which stays in the cache of a core or of its neighbours.
@@ -48,146 +36,16 @@ PIECE_KEYS = 512
 #: Seconds between two looks at how far the threads have come.
 PROGRESS_INTERVAL = 0.2
 
+#: What is judged, in this order, and whether its tokens are the keys' or the queries'.
+FORWARD = {"out": "q", "lse": "q"}
+BACKWARD = {"dq": "q", "dk": "k", "dv": "k"}
+
 
 class Outputs(Protocol):
     """Where the result is read from."""
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
-        """Return rows of one head, shape (rows, head_dim) or (rows,)."""
-
-
-@dataclass
-class Verdict:
-    """What was found of one tensor.
-
-    Attributes
-    ----------
-    tensor : str
-    passed : bool
-    max_abs, mean_abs : float
-        Error against the reference.
-    beyond : float
-        The largest error beyond the last rounding of its own element; `max_abs` where none is rounded again.
-    bound, mean_bound : float
-        What is allowed for `beyond` and `mean_abs`.
-    single_max, single_mean : float
-        Error of the plain single pass, rounded like the output.
-    rows : int
-        Rows compared, over batch and heads.
-    index : list of int
-        Batch, head, token (and column) of the worst element.
-    rank : int
-        The rank that owns it.
-    found, expected : float
-        Its two values.
-    """
-
-    tensor: str
-    passed: bool
-    max_abs: float
-    mean_abs: float
-    beyond: float
-    bound: float
-    mean_bound: float
-    single_max: float
-    single_mean: float
-    rows: int
-    index: list[int]
-    rank: int
-    found: float
-    expected: float
-
-    def record(self) -> dict[str, Any]:
-        """Return everything by name."""
-        return asdict(self)
-
-    def failure(self) -> str:
-        """Return where and by how much it fails, in one line."""
-        kind = "element" if not self.beyond <= self.bound else "mean"
-        if not np.isfinite(self.bound + self.mean_bound):
-            kind = "bound (a plain single pass is not finite either, so nothing is allowed)"
-        return (
-            f"{self.tensor}{self.index} of rank {self.rank}: found {self.found:.9g}, expected "
-            f"{self.expected:.9g}; {kind} out of bounds: error beyond rounding {self.beyond:.3g} "
-            f"(allowed {self.bound:.3g}), mean {self.mean_abs:.3g} (allowed {self.mean_bound:.3g})"
-        )
-
-
-@dataclass
-class _Comparison:
-    """Errors of one tensor, added up over the parts that are compared on their own."""
-
-    tensor: str
-    rows: int = 0
-    count: int = 0
-    error_sum: float = 0.0
-    single_sum: float = 0.0
-    size_sum: float = 0.0
-    largest: float = 0.0
-    beyond: float = -np.inf
-    single_error: float = 0.0
-    single_largest: float = 0.0
-    scale: float = 0.0
-    worst: dict[str, Any] = field(default_factory=dict)
-
-    def add(self, found: Array, exact: Array, single: Array, place: Callable[[Any], Any]) -> None:
-        """Compare a part; `place` turns its index into one of the whole tensor."""
-        if not found.size:
-            return
-        rounded = single.astype(found.dtype)
-        error, single_error = _error(found, exact), _error(rounded, exact)
-        rounding = _rounding(exact, found.dtype, single.dtype)
-        beyond = error - rounding
-        at = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
-        if beyond[at] > self.beyond:
-            self.beyond = float(beyond[at])
-            self.worst = {
-                "index": place(at),
-                "found": float(found[at]),
-                "expected": float(exact[at]),
-            }
-        self.rows += len(found)
-        self.count += found.size
-        self.error_sum += float(error.sum())
-        self.single_sum += float(single_error.sum())
-        self.size_sum += float(_size(exact, least=1.0 if self.tensor == "lse" else 0.0).sum())
-        self.largest = max(self.largest, float(error.max()))
-        self.single_largest = max(self.single_largest, float(single_error.max()))
-        self.single_error = max(self.single_error, float(_error(single, exact).max()))
-
-    def merge(self, other: _Comparison) -> None:
-        """Take in what was compared elsewhere."""
-        for name in ("rows", "count", "error_sum", "single_sum", "size_sum"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        if other.beyond > self.beyond:
-            self.beyond, self.worst = other.beyond, other.worst
-        for name in ("largest", "single_error", "single_largest", "scale"):
-            setattr(self, name, max(getattr(self, name), getattr(other, name)))
-
-    def verdict(self, out_dtype: np.dtype[Any], state: np.dtype[Any], layout: Layout) -> Verdict:
-        eps = float(np.finfo(state).eps)
-        allowed = 2 * self.single_error + 4 * eps * self.scale
-        once_rounded = self.tensor == "out" and out_dtype.itemsize < state.itemsize
-        factor = 1.05 if once_rounded else 2.0
-        mean, single_mean = self.error_sum / self.count, self.single_sum / self.count
-        mean_bound = factor * single_mean + eps * self.size_sum / self.count
-        # Comparisons that NaN fails. A single pass that is itself not finite bounds nothing.
-        bounded = bool(np.isfinite(allowed) and np.isfinite(mean_bound))
-        passed = bounded and bool(self.beyond <= allowed and mean <= mean_bound)
-        return Verdict(
-            tensor=self.tensor,
-            passed=passed,
-            max_abs=self.largest,
-            mean_abs=mean,
-            beyond=self.beyond,
-            bound=allowed,
-            mean_bound=mean_bound,
-            single_max=self.single_largest,
-            single_mean=single_mean,
-            rows=self.rows,
-            rank=layout.owner(self.worst["index"][2])[0],
-            **self.worst,
-        )
+        """Return rows of one head at global positions, shape (rows, head_dim) or (rows,)."""
 
 
 def verify(
@@ -199,28 +57,33 @@ def verify(
 ) -> list[Verdict]:
     """Compare a result with the reference, head by head, on all cores this process may use. Local.
 
+    A thread holds a KV head's inputs and, for gradients, the inputs of one query head, and sums of two
+    sizes in float64.
+
     Parameters
     ----------
     outputs : Outputs
     problem : Problem
     experiment : Experiment
-        Its `verify` says how many rows; sampled rows include the first and the last.
+        Its `verify` says how many rows of ``out``, ``lse`` and ``dq``, and how many keys of ``dk`` and
+        ``dv``; samples include the first and the last. The gradients of any key need the statistics of all
+        rows, so with `backward` a sample costs a whole forward pass of the reference, and of the single pass.
     layout : Layout
-        Only to name the rank that owns the worst element.
+        Of the keys. Only to name the rank that owns the worst element.
     progress : callable
         Told a few times a second how many of how many heads are done; may raise to give up.
 
     Returns
     -------
     list of Verdict
-        For ``out`` and ``lse``.
+        For ``out`` and ``lse``; with `backward` for ``dq``, ``dk`` and ``dv`` too.
     """
     tasks = [(b, h) for b in range(experiment.batch) for h in range(experiment.kv_heads)]
-    total = {"out": _Comparison("out"), "lse": _Comparison("lse")}
     stop = threading.Event()
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         heads = [
-            pool.submit(_verify_group, outputs, problem, experiment, *task, stop) for task in tasks
+            pool.submit(_verify_group, outputs, _Group(problem, experiment, *task), stop)
+            for task in tasks
         ]
         try:
             pending = set(heads)
@@ -231,26 +94,125 @@ def verify(
             stop.set()  # Leaving the pool waits for its threads, which look at this often.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    total = _comparisons(experiment)
     for head in heads:  # In this order, so that sums have the same bits every time.
-        for comparison in head.result():
-            total[comparison.tensor].merge(comparison)
+        for tensor, comparison in head.result().items():
+            total[tensor].merge(comparison)
     dtype = numpy_dtype(experiment.dtype)
-    state = state_dtype(dtype)
-    return [comparison.verdict(dtype, state, layout) for comparison in total.values()]
+    first = experiment.seq_len - experiment.num_queries
+    owners = {"q": replace(layout, seq_len=experiment.num_queries, first=first), "k": layout}
+    return [
+        comparison.verdict(dtype, state_dtype(dtype), owners[(FORWARD | BACKWARD)[tensor]])
+        for tensor, comparison in total.items()
+    ]
 
 
-def _verify_group(
-    outputs: Outputs,
-    problem: Problem,
-    experiment: Experiment,
-    batch: int,
-    kv_head: int,
-    stop: threading.Event,
-) -> tuple[_Comparison, _Comparison]:
+def _comparisons(experiment: Experiment) -> dict[str, Comparison]:
+    tensors = FORWARD | BACKWARD if experiment.backward else FORWARD
+    return {tensor: Comparison(tensor) for tensor in tensors}
+
+
+def _verify_group(outputs: Outputs, group: _Group, stop: threading.Event) -> dict[str, Comparison]:
     """Compare the query heads that share a KV head."""
-    out, lse = _Comparison("out"), _Comparison("lse")
-    state: Any = state_dtype(numpy_dtype(experiment.dtype)).type
-    group = experiment.heads // experiment.kv_heads
+    judge = _Judge(outputs, group, stop)
+    for head in group.heads:
+        blocks = judge.compare_rows(head)
+        if group.experiment.backward:
+            judge.sum_keys(blocks)
+    if group.experiment.backward:
+        judge.compare_keys()
+    return judge.found
+
+
+class _Stopped(Exception):  # noqa: N818  # it is no error
+    """Ends a thread whose result nobody waits for."""
+
+
+class _Group:
+    """A KV head of one sequence, and the query heads that share it: where their inputs come from."""
+
+    def __init__(self, problem: Problem, experiment: Experiment, batch: int, kv_head: int) -> None:
+        self._problem = problem
+        self.experiment, self.batch, self.kv_head = experiment, batch, kv_head
+        size = experiment.heads // experiment.kv_heads
+        self.heads = range(kv_head * size, (kv_head + 1) * size)
+
+    def rows(self, tensor: str, head: int, positions: Positions) -> Array:
+        """Return rows of one head, shape (rows, head_dim)."""
+        one = range(head, head + 1), range(self.batch, self.batch + 1)
+        return np.asarray(self._problem.rows(tensor, _runs(positions), *one)[0, 0])
+
+    def piece(self, keys: Positions) -> reference.Piece:
+        """Return some keys and their values."""
+        return keys, self.rows("k", self.kv_head, keys), self.rows("v", self.kv_head, keys)
+
+    def pieces(self, backwards: bool = False) -> Iterator[reference.Piece]:
+        """Read all keys and values, piece by piece."""
+        seq_len = self.experiment.seq_len
+        starts = range(0, seq_len, PIECE_KEYS)
+        for start in starts[::-1] if backwards else starts:
+            yield self.piece(np.arange(start, min(start + PIECE_KEYS, seq_len)))
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A way to compute a head: as the reference, or as the single pass that sets the bound.
+
+    Attributes
+    ----------
+    rule : Rule
+    pieces : callable
+        Goes through all keys, forwards or backwards.
+    dtype : type
+    mirrored : bool
+        Sum over queries, keys and columns from the end. The reference itself is computed in float64, so that
+        a single pass in the same order would show no error at all. Another order changes nothing but the
+        rounding.
+    """
+
+    rule: reference.Rule
+    pieces: Callable[[bool], Iterable[reference.Piece]]
+    dtype: Any
+    mirrored: bool = False
+
+    def attend(self, q: Array, positions: Positions) -> tuple[Array, Array]:
+        q, positions = map(self._turned, (q, positions))
+        out, lse = reference.attend(q, positions, self._pieces, self.rule, self.dtype)
+        return self._turned(out), self._turned(lse)
+
+    def rows(
+        self, positions: Positions, q: Array, dout: Array, out: Array, lse: Array
+    ) -> reference.Rows:
+        """Return rows with what their gradients need."""
+        delta = reference.delta_of(self._turned(dout), self._turned(out), self.dtype)
+        return reference.Rows(positions, q, dout, lse, self._turned(delta))
+
+    def query_gradient(self, rows: reference.Rows) -> Array:
+        rows = reference.Rows(*map(self._turned, rows))
+        return self._turned(reference.query_gradient(rows, self._pieces, self.rule, self.dtype))
+
+    def key_gradients(
+        self, piece: reference.Piece, blocks: list[reference.Rows]
+    ) -> tuple[Array, Array]:
+        keys, k, v = map(self._turned, piece)
+        turned = (
+            reference.Rows(*map(self._turned, rows))
+            for rows in (blocks[::-1] if self.mirrored else blocks)
+        )
+        dk, dv = reference.key_gradients((keys, k, v), turned, self.rule, self.dtype)
+        return self._turned(dk), self._turned(dv)
+
+    def _pieces(self) -> Iterator[reference.Piece]:
+        for keys, k, v in self.pieces(self.mirrored):
+            yield self._turned(keys), self._turned(k), self._turned(v)
+
+    def _turned(self, array: Array) -> Array:
+        return np.flip(array) if self.mirrored else array
+
+
+def _passes(experiment: Experiment, pieces: Callable[[bool], Iterable[reference.Piece]]) -> list[_Pass]:
+    """Return the exact pass and the single one."""
+    state = state_dtype(numpy_dtype(experiment.dtype)).type
     scale = experiment.softmax_scale
     rule = reference.Rule(
         experiment.causal,
@@ -258,105 +220,179 @@ def _verify_group(
         experiment.documents,
         experiment.head_dim**-0.5 if scale is None else scale,
     )
-    one_kv_head = range(batch, batch + 1), range(kv_head, kv_head + 1)
-
-    def read(starts: range) -> Iterator[reference.Piece]:
-        for start in starts:
-            keys = range(start, min(start + PIECE_KEYS, experiment.seq_len))
-            k, v = (problem.rows(t, (keys,), one_kv_head[1], one_kv_head[0])[0, 0] for t in "kv")
-            yield np.arange(keys.start, keys.stop), k, v
-
-    starts = range(0, experiment.seq_len, PIECE_KEYS)
-    sampled = verify_rows(experiment.verify)
-    # All rows of a head go over its keys many times, so they are held; a sample reads them anew.
-    held = list(read(starts)) if sampled is None else None
-
-    def pieces() -> Iterable[reference.Piece]:
-        return read(starts) if held is None else held
-
-    def pieces_backwards() -> Iterable[reference.Piece]:
-        return read(starts[::-1]) if held is None else held[::-1]
-
-    largest = max(
-        float(np.abs(v[np.isfinite(v)], dtype=np.float64).max(initial=0)) for *_, v in pieces()
-    )
-    out.scale = largest
-    for head in range(kv_head * group, (kv_head + 1) * group):
-        for runs in _row_blocks(experiment, sampled):
-            if stop.is_set():
-                return out, lse
-            positions = np.concatenate([np.arange(r.start, r.stop, r.step) for r in runs])
-            q = problem.rows("q", runs, range(head, head + 1), one_kv_head[0])[0, 0]
-            exact = reference.attend(q, positions, pieces, rule, np.float64)
-            if state is np.float64:
-                single = _attend_backwards(q, positions, pieces_backwards, rule)
-            else:
-                single = reference.attend(q, positions, pieces, rule, state)
-
-            def place(at: Any, where: Array = positions, head: int = head) -> list[int]:
-                return [batch, head, int(where[at[0]]), *map(int, at[1:])]
-
-            out.add(outputs.rows("out", batch, head, runs), exact[0], single[0], place)
-            lse.add(outputs.rows("lse", batch, head, runs), exact[1], single[1], place)
-            finite = exact[1][np.isfinite(exact[1])]
-            lse.scale = max(lse.scale, 1.0, float(np.abs(finite).max(initial=0)))
-    return out, lse
+    return [
+        _Pass(rule, pieces, np.float64),
+        _Pass(rule, pieces, state, mirrored=state is np.float64),
+    ]
 
 
-def _attend_backwards(
-    q: Array,
-    positions: Array,
-    pieces_backwards: Callable[[], Iterable[reference.Piece]],
-    rule: reference.Rule,
-) -> tuple[Array, Array]:
-    """Return a plain pass in float64 that sums over keys and over columns from the end.
+class _Judge:
+    """Compares the outputs of one group.
 
-    The reference itself is computed in float64, so that a single pass in the same order would show no
-    error at all. Another order changes nothing but the rounding.
+    Attributes
+    ----------
+    found : dict of Comparison, by tensor
     """
 
-    def backwards() -> Iterator[reference.Piece]:
-        for keys, k, v in pieces_backwards():
-            yield keys[::-1], k[::-1, ::-1], v[::-1]
+    def __init__(self, outputs: Outputs, group: _Group, stop: threading.Event) -> None:
+        experiment = group.experiment
+        self.found = _comparisons(experiment)
+        self._outputs, self._group, self._stop = outputs, group, stop
+        self._rows, self._keys = _chosen(experiment)
+        # The gradients of any key need the statistics of all rows.
+        covered = positions_of("q", experiment)
+        self._attending = np.arange(covered.start, covered.stop) if experiment.backward else self._rows
+        pieces: Callable[[bool], Iterable[reference.Piece]] = group.pieces
+        if len(self._attending) == len(covered):
+            # All rows of a head go over its keys many times, so they are held; a sample reads them anew.
+            pieces = _held(group.pieces())
+        self._passes = _passes(experiment, pieces)
+        self._sizes = {name: Sizes() for name in TENSORS}
+        for _, k, v in pieces(False):
+            self._sizes["k"].add(k)
+            self._sizes["v"].add(v)
+        if experiment.backward:
+            whole = len(self._keys) == experiment.seq_len
+            chosen = map(group.piece, _blocks(self._keys, PIECE_KEYS))
+            self._key_pieces = list(pieces(False) if whole else chosen)
+            self._sums = [
+                [
+                    [np.zeros(k.shape, each.dtype), np.zeros(v.shape, each.dtype)]
+                    for each in self._passes
+                ]
+                for _, k, v in self._key_pieces
+            ]
 
-    return reference.attend(q[:, ::-1], positions, backwards, rule, np.float64)
+    def compare_rows(self, head: int) -> list[list[reference.Rows]]:
+        """Compare ``out``, ``lse`` and ``dq`` of a head; return all its rows, for each pass."""
+        blocks: list[list[reference.Rows]] = [[] for _ in self._passes]
+        for positions in _blocks(self._attending, BLOCK_ROWS):
+            self._look()
+            q = self._group.rows("q", head, positions)
+            results = [each.attend(q, positions) for each in self._passes]
+            first, last = np.searchsorted(self._rows, (positions[0], positions[-1] + 1))
+            chosen = np.searchsorted(positions, self._rows[first:last])
+            self._compare_forward(head, positions[chosen], [(o[chosen], e[chosen]) for o, e in results])
+            if self._group.experiment.backward:
+                dout = self._group.rows("dout", head, positions)
+                given = self._given(head, positions, results[0][0])
+                for each, (out, lse), kept in zip(self._passes, results, blocks, strict=True):
+                    kept.append(each.rows(positions, q, dout, out if given is None else given, lse))
+                self._compare_dq(head, [_part(kept[-1], chosen) for kept in blocks])
+        return blocks
+
+    def sum_keys(self, blocks: list[list[reference.Rows]]) -> None:
+        """Add what the rows of a head contribute to ``dk`` and ``dv``."""
+        for rows in blocks[0]:
+            self._sizes["q"].add(rows.q)
+            self._sizes["dout"].add(rows.dout)
+        for piece, sums in zip(self._key_pieces, self._sums, strict=True):
+            self._look()
+            for each, rows_of_pass, (dk, dv) in zip(self._passes, blocks, sums, strict=True):
+                more = each.key_gradients(piece, rows_of_pass)
+                dk += more[0]
+                dv += more[1]
+
+    def compare_keys(self) -> None:
+        """Compare ``dk`` and ``dv``, once all heads of the group are summed."""
+        scale, least = self._gradient_sizes(self._sizes["dout"], "q")
+        head = self._group.kv_head
+        for (keys, *_), sums in zip(self._key_pieces, self._sums, strict=True):
+            dk, dv = zip(*sums, strict=True)
+            self._compare("dk", head, keys, dk, max(scale, largest_of(dk[0])), least)
+            self._compare("dv", head, keys, dv, largest_of(dv[0]))
+
+    def _given(self, head: int, positions: Positions, exact: Array) -> Array | None:
+        """Return ``out`` as a backward pass was given it, if it was rounded to 16 bits.
+
+        What is no neighbour of the exact value is not trusted.
+        """
+        dtype = numpy_dtype(self._group.experiment.dtype)
+        if dtype == state_dtype(dtype):
+            return None
+        written = self._outputs.rows("out", self._group.batch, head, _runs(positions))
+        near = np.abs(written - exact) <= 2 * rounding_of(exact, dtype, state_dtype(dtype))
+        return np.where(near, written, exact.astype(dtype))
+
+    def _compare_forward(
+        self, head: int, positions: Positions, results: list[tuple[Array, Array]]
+    ) -> None:
+        """Compare rows of ``out`` and ``lse``, told for each pass."""
+        out, lse = zip(*results, strict=True)
+        self._compare("out", head, positions, out, self._sizes["v"].largest)
+        self._compare("lse", head, positions, lse, max(1.0, largest_of(lse[0])), least=1.0)
+
+    def _compare_dq(self, head: int, rows: list[reference.Rows]) -> None:
+        """Compare rows of ``dq``, told for each pass."""
+        scale, least = self._gradient_sizes(Sizes().add(rows[0].dout), "k")
+        passes = zip(self._passes, rows, strict=True)
+        dq = [each.query_gradient(rows_of_pass) for each, rows_of_pass in passes]
+        self._compare("dq", head, rows[0].positions, dq, max(scale, largest_of(dq[0])), least)
+
+    def _gradient_sizes(self, dout: Sizes, other: str) -> tuple[float, float]:
+        scale = self._passes[0].rule.softmax_scale
+        width = self._group.experiment.head_dim
+        return gradient_sizes(scale, width, dout, self._sizes["v"], self._sizes[other])
+
+    def _compare(
+        self,
+        tensor: str,
+        head: int,
+        positions: Positions,
+        results: Sequence[Array],
+        scale: float,
+        least: float = 0.0,
+    ) -> None:
+        """Compare rows of a tensor with the results of both passes."""
+        if not len(positions):
+            return
+        batch, found = self._group.batch, self.found[tensor]
+        rows = self._outputs.rows(tensor, batch, head, _runs(positions))
+
+        def place(at: Any) -> list[int]:
+            return [batch, head, int(positions[at[0]]), *map(int, at[1:])]
+
+        exact, single = results
+        found.add(rows, exact, single, place, least)
+        found.scale = max(found.scale, scale)
+
+    def _look(self) -> None:
+        if self._stop.is_set():
+            raise _Stopped
 
 
-def _row_blocks(experiment: Experiment, sampled: int | None) -> Iterator[Runs]:
-    seq_len = experiment.seq_len
-    if sampled is None or sampled >= seq_len:
-        for start in range(0, seq_len, BLOCK_ROWS):
-            yield (range(start, min(start + BLOCK_ROWS, seq_len)),)
-        return
-    drawn = np.random.default_rng(experiment.seed).choice(seq_len, sampled, replace=False)
-    rows = sorted({0, seq_len - 1, *map(int, drawn)})
-    for start in range(0, len(rows), BLOCK_ROWS):
-        yield tuple(range(row, row + 1) for row in rows[start : start + BLOCK_ROWS])
+def _part(rows: reference.Rows, chosen: Positions) -> reference.Rows:
+    return reference.Rows(*(values[chosen] for values in rows))
 
 
-def _size(exact: Array, least: float) -> Array:
-    """Return ``|exact|``, at least `least`; 0 where it is not finite."""
-    return np.where(np.isfinite(exact), np.maximum(np.abs(exact), least), 0)
+def _held(
+    pieces: Iterable[reference.Piece],
+) -> Callable[[bool], Iterable[reference.Piece]]:
+    """Return what goes through kept pieces, forwards or backwards."""
+    kept = list(pieces)
+    return lambda backwards: kept[::-1] if backwards else kept
 
 
-def _error(found: Array, exact: Array) -> Array:
-    """Return ``|found - exact|``; 0 where both are the same infinity, infinite where either is NaN."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(found.astype(np.float64) - exact)
-    error[found.astype(np.float64) == exact] = 0
-    error[np.isnan(error)] = np.inf
-    return np.asarray(error)
+def _chosen(experiment: Experiment) -> tuple[Positions, Positions]:
+    """Return the rows and the keys that are compared, ascending."""
+    sampled = verify_rows(experiment.verify)
+    random = np.random.default_rng(experiment.seed)
+
+    def some(covered: range) -> Positions:
+        if sampled is None or sampled >= len(covered):
+            return np.arange(covered.start, covered.stop)
+        drawn = random.choice(len(covered), sampled, replace=False)
+        return covered.start + np.unique(np.append(drawn, (0, len(covered) - 1)))
+
+    return some(positions_of("q", experiment)), some(positions_of("k", experiment))
 
 
-def _rounding(exact: Array, out: np.dtype[Any], state: np.dtype[Any]) -> Array:
-    """Return half a unit in the last place of `out` at each exact value; 0 if it is not rounded again."""
-    if out.itemsize >= state.itemsize:
-        return np.zeros(exact.shape)
-    import ml_dtypes
+def _blocks(positions: Positions, size: int) -> Iterator[Positions]:
+    for start in range(0, len(positions), size):
+        yield positions[start : start + size]
 
-    info = ml_dtypes.finfo(out)  # type: ignore[no-untyped-call]  # ml_dtypes types only part of itself
-    size = np.maximum(np.abs(np.nan_to_num(exact)), float(info.smallest_normal))
-    # The state's own error may push a value over a power of two, where the unit doubles; frexp of a
-    # value just below it gives the smaller unit, so one more ulp of the state is added.
-    _, exponent = np.frexp(size * (1 + float(np.finfo(state).eps)))
-    return np.asarray(np.ldexp(0.5, exponent - 1 - int(info.nmant)))
+
+def _runs(positions: Positions) -> Runs:
+    """Return ascending positions as runs without gaps."""
+    cuts = np.flatnonzero(np.diff(positions) != 1) + 1
+    return tuple(range(int(run[0]), int(run[-1]) + 1) for run in np.split(positions, cuts))

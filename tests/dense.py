@@ -67,6 +67,85 @@ def attend_dense(
     return out, lse
 
 
+def attend_dense_backward(
+    tensors: tuple[Array, Array, Array, Array],
+    allowed: NDArray[np.bool_],
+    scale: float,
+    dtype: Any,
+    forward: tuple[Array, Array] | None = None,
+) -> tuple[Array, Array, Array]:
+    """Return dq, dk and dv of ``sum(out * dout)``, for q, k, v and dout, everything computed in `dtype`.
+
+    Written with the derivative of a softmax as a matrix, ``p * (dp - (p * dp).sum())``, so that it needs
+    neither out nor lse. With `forward`, which is (out, lse) as they were handed over, it takes its statistics
+    from those, as a backward pass does.
+    """
+    q, k, v, dout = (tensor.astype(dtype) for tensor in tensors)
+    group = q.shape[1] // k.shape[1]
+    k, v = (np.repeat(tensor, group, axis=1) for tensor in (k, v))
+    with np.errstate(invalid="ignore", over="ignore"):
+        scores = np.where(allowed, (q @ k.swapaxes(2, 3)) * dtype(scale), -np.inf)
+        seen = ~np.isneginf(scores)
+        if forward is None:
+            top = scores.max(axis=-1, keepdims=True)
+            weights = np.where(seen, np.exp(scores - np.where(np.isneginf(top), 0, top)), 0)
+            total = weights.sum(axis=-1, keepdims=True)
+            weights = np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+        else:
+            weights = np.where(seen, np.exp(scores - forward[1].astype(dtype)[..., None]), 0)
+        rise = np.where(seen, dout @ v.swapaxes(2, 3), 0)
+        if forward is None:
+            mean = (weights * rise).sum(axis=-1, keepdims=True)
+        else:
+            mean = (dout * forward[0].astype(dtype)).sum(axis=-1, keepdims=True)
+        slopes = np.where(seen, weights * (rise - mean), 0) * dtype(scale)
+    dq = _mixed(slopes, k, seen)
+    dk = _mixed(slopes.swapaxes(2, 3), q, seen.swapaxes(2, 3))
+    dv = _mixed(weights.swapaxes(2, 3), dout, seen.swapaxes(2, 3))
+    return dq, _summed(dk, group), _summed(dv, group)
+
+
+def _summed(array: Array, group: int) -> Array:
+    """Return the sums over the query heads that share a KV head."""
+    batch, heads, *rest = array.shape
+    return np.asarray(array.reshape(batch, heads // group, group, *rest).sum(axis=2))
+
+
+def _mixed(weights: Array, rows: Array, seen: NDArray[np.bool_]) -> Array:
+    """Return ``weights @ rows``, from rows that are seen only."""
+    if np.isfinite(rows).all():
+        return np.asarray(weights @ rows)
+    mixed = np.zeros((*weights.shape[:3], rows.shape[3]), rows.dtype)
+    for at in np.ndindex(weights.shape[:3]):
+        which = seen[at]
+        mixed[at] = weights[at][which] @ rows[at[:2]][which]
+    return mixed
+
+
+def differences(
+    tensors: tuple[Array, Array, Array, Array], allowed: NDArray[np.bool_], scale: float, step: float
+) -> tuple[Array, Array, Array]:
+    """Return dq, dk and dv as central differences of ``sum(out * dout)`` in float64; for small sizes.
+
+    The third derivatives make an error of ``step ** 2`` times their size, rounding one of ``eps / step``.
+    """
+    *inputs, dout = (tensor.astype(np.float64) for tensor in tensors)
+
+    def loss() -> float:
+        return float((attend_dense(*inputs, allowed, scale, np.float64)[0] * dout).sum())
+
+    gradients = tuple(np.zeros_like(tensor) for tensor in inputs)
+    for tensor, gradient in zip(inputs, gradients, strict=True):
+        for at in np.ndindex(tensor.shape):
+            value = tensor[at]
+            tensor[at] = value + step
+            above = loss()
+            tensor[at] = value - step
+            gradient[at] = (above - loss()) / (2 * step)
+            tensor[at] = value
+    return gradients
+
+
 def half_a_unit(values: Array, dtype: Any) -> Array:
     """Return half a unit in the last place of a 16-bit `dtype` at each value; 0 for wider ones."""
     if np.dtype(dtype).itemsize > 2:

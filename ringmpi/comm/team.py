@@ -47,6 +47,10 @@ class Team:
         self.rank = comm.rank
         self.size = comm.size
 
+    def hosts(self) -> list[str]:
+        """Return the name of every rank's node, by rank. Collective."""
+        return self.allgather(MPI.Get_processor_name())
+
     def barrier(self) -> None:
         """Wait until every rank is here. Collective."""
         self.watch.wait([self.comm.Ibarrier()], "waits for all at a barrier")

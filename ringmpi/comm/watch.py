@@ -177,3 +177,19 @@ class Wait:
             os.sched_yield()
         else:
             time.sleep(min(idle * NAP_PART, LONGEST_NAP))
+
+    def pass_time(self, until: float) -> None:
+        """Let time pass until a moment of `time.perf_counter`, or until it is time to look again.
+
+        For what comes at a time that is known beforehand, so it counts as progress.
+
+        Raises
+        ------
+        Interrupted
+            If some rank received a signal.
+        """
+        self._watch.look(self._doing)
+        self.progressed()
+        left = until - time.perf_counter()
+        if left > 0:
+            time.sleep(min(left, LOOK_INTERVAL))

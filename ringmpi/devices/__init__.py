@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Queries, Work
+from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome, Queries, Work
 from ringmpi.devices.numpy import NumpyDevice
 from ringmpi.errors import check_choice
 from ringmpi.mask import Mask
@@ -19,7 +19,9 @@ __all__ = [
     "MAX_HEAD_DIM",
     "Block",
     "Device",
+    "Gradients",
     "NumpyDevice",
+    "Outcome",
     "Queries",
     "Work",
     "chosen_device",

@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class Queries:
-    """The query shard of a rank.
+    """Queries that attend.
 
     Attributes
     ----------
@@ -30,6 +30,23 @@ class Queries:
 
     q: Array
     positions: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the forward pass gave queries, and what comes back to them; both over all keys.
+
+    Attributes
+    ----------
+    dout : ndarray, shape and dtype of q
+        Gradient of the loss with respect to out.
+    lse, delta : ndarray, shape (batch, num_heads, tokens)
+        Log-sum-exp, and the sum over head_dim of ``dout * out``, in the dtype of the state.
+    """
+
+    dout: Array
+    lse: Array
+    delta: Array
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,21 @@ class Block:
     k: Array
     v: Array
     positions: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the backward pass adds to, in the dtype of the state.
+
+    Attributes
+    ----------
+    dq : ndarray, shape (batch, num_heads, query tokens, head_dim)
+    dk, dv : ndarray, shape (batch, num_kv_heads, tokens of the block, head_dim)
+    """
+
+    dq: Array
+    dk: Array
+    dv: Array
 
 
 class Work(Protocol):
@@ -65,11 +97,22 @@ class Device(Protocol):
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Return a buffer that the device computes on and MPI can read and write."""
 
-    def begin(self, queries: Queries) -> State:
-        """Return the state of `queries` before the first block."""
-
     def attend(self, queries: Queries, block: Block, state: State) -> Work:
         """Start to attend to a block, updating `state` in place."""
 
-    def finish(self, queries: Queries, state: State) -> tuple[Array, Array]:
-        """Return out, in the dtype of the queries, and lse, in that of the state."""
+    def attend_backward(
+        self, queries: Queries, outcome: Outcome, block: Block, gradients: Gradients
+    ) -> Work:
+        """Start to add to `gradients` what the pairs of some queries and a block give."""
+
+    def finish(self, state: State, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return out, in the given dtype, and lse, in that of the state, which is used up."""
+
+    def delta(self, dout: Array, out: Array) -> Array:
+        """Return the sum over head_dim of ``dout * out``, in the dtype of the state."""
+
+    def merge(self, state: State, other: State) -> None:
+        """Add to a state what another one has seen of other keys."""
+
+    def add(self, total: Array, other: Array) -> None:
+        """Add an array to another one."""

@@ -9,7 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ringmpi.comm.launcher import launch_from_environment
-from ringmpi.metrics import by_rank, makespans
+from ringmpi.encoding import numpy_dtype
+from ringmpi.metrics import by_rank, makespans, rates
+from ringmpi.model.travel import Prompt
+from ringmpi.schedule import GROUP_OPTIONS, Pass
 from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict
 
@@ -17,7 +20,7 @@ from ringmpi.verify import Verdict
 WIDTH = 140
 
 
-def make_console() -> Console:
+def make_console(width: int = WIDTH) -> Console:
     """Return a console as wide as the terminal, and wide enough where there is none. Local.
 
     A launcher may give its ranks a terminal of some width that nobody looks at.
@@ -27,7 +30,7 @@ def make_console() -> Console:
     watched = console.is_terminal and not launch_from_environment().variable
     if watched:
         return console
-    return Console(highlight=False, markup=False, width=WIDTH, force_terminal=False)
+    return Console(highlight=False, markup=False, width=width, force_terminal=False)
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -74,16 +77,21 @@ def describe(result: ResultFile, console: Console) -> None:
     console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
     if machine.get("oversubscribed"):
         console.print("# note     more ranks than cores: results are right, times mean little")
+    experiment = result.experiment
+    if experiment.method in GROUP_OPTIONS:
+        console.print(f"# groups   {experiment.method}: {machine.get('inner_ranks')} ranks each")
+    if experiment.link is not None:
+        console.print(f"# link     {experiment.link} is emulated: times are those of another machine")
     if result.interrupted is not None:
         console.print(f"# note     ended early by signal {result.interrupted}")
 
 
-def rank_table(result: ResultFile, console: Console) -> None:
-    """Print compute, stall and overhead of every rank, and the time of the whole."""
-    timings = result.timings()
+def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
+    """Print compute, stall and overhead of every rank in a pass, and the time of the whole."""
+    timings = result.timings(direction)
     summaries = by_rank(timings)
     if not summaries:
-        console.print("no repeat was timed")
+        console.print(f"no repeat of the {direction.value} pass was timed")
         return
     repeats = len(timings.records)
     rows = [
@@ -114,7 +122,11 @@ def rank_table(result: ResultFile, console: Console) -> None:
         "skipped",
     )
     console.print(
-        plain_table(f"per rank, sums over steps, medians of {repeats} repeat(s)", columns, rows)
+        plain_table(
+            f"{direction.value}, per rank, sums over steps, medians of {repeats} repeat(s)",
+            columns,
+            rows,
+        )
     )
     spans = makespans(timings)
     flops = sum(rank.counts["flops"] for rank in summaries)
@@ -122,6 +134,36 @@ def rank_table(result: ResultFile, console: Console) -> None:
         f"whole: {milliseconds(float(np.median(spans)))} ms "
         f"({milliseconds(spans.min())} to {milliseconds(spans.max())}), "
         f"{rate(flops, float(np.median(spans)))} GFLOP/s on {result.size} rank(s)"
+    )
+
+
+def who_travels(result: ResultFile, console: Console) -> None:
+    """Print the rule of who should travel, where only some positions attend."""
+    experiment = result.experiment
+    if experiment.query_len is None or not result.size > 1:
+        return
+    prompt = Prompt(
+        new=experiment.num_queries,
+        cached=experiment.seq_len - experiment.num_queries,
+        ranks=result.size,
+        heads=experiment.heads,
+        kv_heads=experiment.kv_heads,
+        itemsize=numpy_dtype(experiment.dtype).itemsize,
+    )
+    flops, bandwidth = rates(result.timings())
+    travellers = (
+        "queries (passq)" if prompt.queries_should_travel(flops, bandwidth) else "k and v (ring)"
+    )
+    least = prompt.hidden_from(flops, bandwidth)
+    hidden = (
+        "unknown, nothing was timed alone" if np.isnan(least) else f"{least:.0f} new tokens or more"
+    )
+    console.print(
+        f"who should travel: {travellers}, by the rule of arXiv:2411.01783; this run: {experiment.method}\n"
+        f"  new of all tokens {prompt.new}/{prompt.new + prompt.cached} = {prompt.share:.3g}, queries are "
+        f"smaller below 2 kv_heads / heads = {prompt.largest_share:.3g}\n"
+        f"  compute hides k and v from: {hidden} (measured: {flops / 1e9:.1f} GFLOP/s and "
+        f"{bandwidth / 1e6:.1f} MB/s a rank)"
     )
 
 
@@ -165,5 +207,7 @@ def verdict_table(verdicts: Sequence[Verdict], how: str, console: Console) -> No
 def report(result: ResultFile, console: Console) -> None:
     """Print everything that a result file says."""
     describe(result, console)
-    rank_table(result, console)
+    for direction in result.directions:
+        rank_table(result, direction, console)
+    who_travels(result, console)
     verdict_table(result.verdicts(), str(result.facts("verification").get("how", "none")), console)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from running import Ended, Queue, Running, Scenario, command_line
+from running import Ended, Here, Queue, Running, Scenario, command_line
+
+from ringmpi.cli import main
 
 #: Seconds for a test: a few jobs, each with a limit of its own, on a machine that does other things too.
 TEST_LIMIT = 300
@@ -58,3 +61,16 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Ended]]:
     yield run
     for running in started:
         running.end_all()
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Run a command that needs no ranks in this process: many files, and no start-up for each."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # The command line sets thread counts.
+
+    def run(*args: str | Path) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main([str(word) for word in args])
+        return code, capsys.readouterr().out
+
+    return run

@@ -19,6 +19,9 @@ import psutil
 
 from ringmpi.comm.launcher import Launcher, find_launcher
 
+#: Runs a command of ringmpi in this process; returns its exit code and what it printed.
+Here = Callable[..., tuple[int, str]]
+
 FAULTS = Path(__file__).parent / "faults"
 CONSOLE = Path(sys.executable).parent / "ringmpi"
 

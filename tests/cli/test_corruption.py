@@ -8,7 +8,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from running import Ended, Queue, Scenario
+from numpy.typing import NDArray
+from running import Ended, Here, Queue, Scenario
+
+Array = NDArray[np.float64]
 
 RUN = "run --seq-len 48 --heads 2 --head-dim 4 --causal --output r.h5"
 
@@ -19,18 +22,24 @@ RUN = "run --seq-len 48 --heads 2 --head-dim 4 --causal --output r.h5"
         pytest.param(
             Scenario(4, f"{RUN} --check-transfers", fault="flip:rank=1:place=start:call=1"),
             # In its second step rank 1 hands on the block of rank 0.
-            ["rank 2 of 4", "block 0 came damaged from rank 1 in step 1"],
+            ["rank 2 of 4", "kv of 0 came damaged from rank 1 in step 1"],
             id="a block handed on",
         ),
         pytest.param(
-            Scenario(3, f"{RUN} --check-transfers", fault="flip:rank=2:place=start:call=0"),
-            ["rank 0 of 3", "block 2 came damaged from rank 2 in step 0"],
+            Scenario(3, f"{RUN} --check-transfers", fault="flip:rank=2:place=send:call=0"),
+            ["rank 0 of 3", "kv of 2 came damaged from rank 2 in step 0"],
             id="the own block",
+        ),
+        pytest.param(
+            # Rank 1 sends two blocks forward, a third one backward, then a block before the first sums.
+            Scenario(3, f"{RUN} --check-transfers --backward", fault="flip:rank=1:place=send:call=4"),
+            ["rank 2 of 3", "dkv of 1 came damaged from rank 1 in step 1"],
+            id="sums of gradients",
         ),
     ],
     indirect=["ended"],
 )
-def test_damaged_block_is_named(ended: Ended, words: list[str]) -> None:
+def test_damaged_part_is_named(ended: Ended, words: list[str]) -> None:
     assert ended.returncode not in (0, 2), ended.told()
     assert all(any(word in line for line in ended.complaints()) for word in words), ended.told()
     assert ended.since("flip") < 10
@@ -38,16 +47,27 @@ def test_damaged_block_is_named(ended: Ended, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "rank"),
+    ("ended", "rank", "tensor"),
     [
-        pytest.param(Scenario(3, RUN, fault="flip:rank=2:place=forward:call=1"), 2, id="first repeat"),
-        pytest.param(Scenario(1, RUN, fault="flip:rank=0:place=forward:call=3"), 0, id="last repeat"),
+        pytest.param(
+            Scenario(3, RUN, fault="flip:rank=2:place=forward:call=1"), 2, "out", id="first repeat"
+        ),
+        pytest.param(
+            Scenario(1, RUN, fault="flip:rank=0:place=forward:call=3"), 0, "out", id="last repeat"
+        ),
+        pytest.param(
+            Scenario(2, f"{RUN} --backward", fault="flip:rank=1:place=backward:call=2"),
+            1,
+            "dk",
+            id="backward",
+        ),
     ],
     indirect=["ended"],
 )
-def test_repeat_with_other_bits_ends_the_job(ended: Ended, rank: int) -> None:
+def test_repeat_with_other_bits_ends_the_job(ended: Ended, rank: int, tensor: str) -> None:
     assert ended.returncode not in (0, 2), ended.told()
-    assert any(f"rank {rank} of" in line and "other bits" in line for line in ended.complaints())
+    told = f"other bits of {tensor}"
+    assert any(f"rank {rank} of" in line and told in line for line in ended.complaints()), ended.told()
     assert "r.h5" not in ended.files()
 
 
@@ -115,6 +135,74 @@ def test_one_wrong_element_is_found_and_named(
     assert f"found {right + wrong:.5}"[:10] in named[0]
     assert f"expected {right:.5}"[:13] in named[0]
     assert ended.stdout.rstrip().endswith("# verdict: FAILED")
+
+
+WRONG_BACKWARD = Scenario(3, f"{RUN} --backward", fault="scale-backward:rank=1")
+
+
+@pytest.mark.parametrize("ended", [pytest.param(WRONG_BACKWARD, id="one rank")], indirect=True)
+def test_wrong_backward_pass_of_a_device_fails_where_the_forward_pass_does_not(ended: Ended) -> None:
+    assert ended.returncode == 1, ended.told()
+    assert "# verdict: FAILED" in ended.stdout
+    with h5py.File(ended.work / "r.h5") as file:
+        passed = {name: bool(found.attrs["passed"]) for name, found in file["verification"].items()}
+        assert passed == {"out": True, "lse": True, "dq": False, "dk": False, "dv": False}
+        assert len(file["timings/started"]) == len(file["timings/backward/started"]) == 0
+        assert file["timings/backward/warmup/started"].shape == (1, 3, 4)
+
+
+def one_element(values: Array) -> Array:
+    values[0, 1, 17, 2] += 0.01
+    return values
+
+
+def a_nan(values: Array) -> Array:
+    values[0, 0, 31, 0] = np.nan
+    return values
+
+
+#: What is done to which gradient of a finished file; each is wrong by far less than the gradient is large.
+DAMAGES: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "one element of dk": ("dk", one_element),
+    "one element of dq": ("dq", one_element),
+    "rows of dq in another order": ("dq", lambda values: values[:, :, ::-1]),
+    "heads of dv in another order": ("dv", lambda values: values[:, ::-1]),
+    "dv of zeros": ("dv", np.zeros_like),
+    "dq too large by 1 %": ("dq", lambda values: values * 1.01),
+    "dk too large by 1 %": ("dk", lambda values: values * 1.01),
+    "dv in another sign": ("dv", np.negative),
+    "NaN in dk": ("dk", a_nan),
+}
+GRADIENTS = Scenario(3, f"{RUN} --backward")
+
+
+@pytest.mark.parametrize(("tensor", "damage"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_wrong_gradients_in_a_file_are_found_and_named(
+    tensor: str, damage: Callable[[Array], Array], queue: Queue, tmp_path: Path, here: Here
+) -> None:
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes((queue.result(GRADIENTS).work / "r.h5").read_bytes())
+    with h5py.File(copy, "a") as file:
+        file[f"outputs/{tensor}"][:] = damage(file[f"outputs/{tensor}"][:])
+    code, told = here("verify", copy)
+    assert code == 1, told
+    named = {line.partition("[")[0] for line in told.splitlines() if " of rank " in line}
+    assert named == {tensor}, told
+    assert told.rstrip().endswith("# verdict: FAILED")
+
+
+@pytest.mark.parametrize("ended", [pytest.param(GRADIENTS, id="3 ranks")], indirect=True)
+def test_right_gradients_in_a_file_pass(ended: Ended, launch: Callable[..., Ended]) -> None:
+    assert ended.returncode == 0, ended.told()
+    verified = launch(0, "verify", ended.work / "r.h5")
+    assert verified.returncode == 0, verified.told()
+    assert [line.split()[0] for line in verified.stdout.splitlines()[2:7]] == [
+        "out",
+        "lse",
+        "dq",
+        "dk",
+        "dv",
+    ], verified.told()
 
 
 @pytest.mark.parametrize(("row", "code"), [(0, 1), (47, 1), (None, 0)], ids=["first", "last", "none"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import h5py
 import pytest
@@ -25,18 +26,18 @@ def older_result() -> bytes:
 OLDER = older_result()
 
 
-def failing(ranks: int, fault: str, *, as_module: bool = False) -> Scenario:
+def failing(ranks: int, fault: str, options: str = "", *, as_module: bool = False) -> Scenario:
     return Scenario(
         ranks,
-        RUN,
+        f"{RUN} {options}",
         fault=fault,
         as_module=as_module,
         files=lambda work: (work / "r.h5").write_bytes(OLDER) and None,
     )
 
 
-#: The failing rank, how many there are, the fault, and whether ``python -m ringmpi`` runs.
-RAISING = {
+#: The failing rank, how many there are, the fault, whether ``python -m ringmpi`` runs, and options.
+RAISING: dict[str, tuple[Any, ...]] = {
     "first rank, making shards": (0, 3, "shards:call=1", False),
     "middle rank, attending in the middle": (1, 3, "attend:call=1", False),
     "last rank, attending, python -m": (2, 3, "attend:call=4", True),
@@ -47,6 +48,10 @@ RAISING = {
     "rank 0, verifying": (0, 3, "verify", False),
     "rank 0, moving the file into place": (0, 3, "commit", False),
     "the only rank": (0, 1, "attend", False),
+    # After three steps forward: in the second step back.
+    "middle rank, attending on the way back": (1, 3, "attend:call=4", False, "--backward"),
+    # The last step back, in which nothing is computed and the sums come home.
+    "last rank, waiting for its gradients": (2, 3, "finish:call=6", False, "--backward"),
 }
 
 
@@ -54,12 +59,12 @@ RAISING = {
     ("ended", "rank", "ranks"),
     [
         pytest.param(
-            failing(ranks, f"raise:rank={rank}:place={place}", as_module=as_module),
+            failing(ranks, f"raise:rank={rank}:place={place}", *options, as_module=as_module),
             rank,
             ranks,
             id=name,
         )
-        for name, (rank, ranks, place, as_module) in RAISING.items()
+        for name, (rank, ranks, place, as_module, *options) in RAISING.items()
     ],
     indirect=["ended"],
 )

@@ -10,7 +10,9 @@ from running import Ended, Queue, Running, Scenario, command_line
 
 # Blocks of 2 * 2 heads * 400 tokens * 64 * 4 bytes: 410 kB, far above what may be pickled.
 RUN = "run --seq-len 1200 --heads 2 --head-dim 64 --repeats 1 --verify sample:8 --output r.h5"
-WATCHED = Scenario(3, f"{RUN} --store-inputs", env={"RINGMPI_TEST_WATCH": "processes,pickles"})
+WATCHED = Scenario(
+    3, f"{RUN} --store-inputs --backward", env={"RINGMPI_TEST_WATCH": "processes,pickles"}
+)
 
 
 @pytest.mark.parametrize("ended", [pytest.param(WATCHED, id="3 ranks")], indirect=True)

@@ -21,6 +21,15 @@ def inputs(work: Path) -> None:
             file[name] = np.ones((1, 2, 32, 4), np.float32)
             if name != "v":
                 lacking[name] = np.ones((1, 2, 32, 4), np.float32)
+    for name, tensor, shape in (
+        ("long_q.h5", "q", (1, 2, 33, 4)),
+        ("short_q.h5", "q", (1, 2, 5, 4)),
+        ("wrong_dout.h5", "dout", (1, 2, 32, 3)),
+    ):
+        with h5py.File(work / name, "w") as file:
+            shapes = {**dict.fromkeys("qkv", (1, 2, 32, 4)), tensor: shape}
+            for tensor_name, size in shapes.items():
+                file[tensor_name] = np.ones(size, np.float32)
     (work / "text.h5").write_text("not HDF5")
     (work / "folder").mkdir()
     (work / "unknown.toml").write_text("seq_len = 32\nlayot = 'zigzag'\n")
@@ -28,12 +37,63 @@ def inputs(work: Path) -> None:
     (work / "broken.toml").write_text("seq_len = = 3\n")
 
 
-GIVEN = ["broken.toml", "input.h5", "no_v.h5", "text.h5", "unknown.toml", "wrong_type.toml"]
+GIVEN = [
+    "broken.toml",
+    "input.h5",
+    "long_q.h5",
+    "no_v.h5",
+    "short_q.h5",
+    "text.h5",
+    "unknown.toml",
+    "wrong_dout.h5",
+    "wrong_type.toml",
+]
 
 #: Command line, and what its one line must name: what was given, and what would work.
 REFUSED = {
     "unknown layout": (f"{RUN} --layout zigzga", ["layout='zigzga'", "zigzag"]),
     "unknown method": (f"{RUN} --method rings", ["method='rings'", "ring"]),
+    "nearly a method": (f"{RUN} --method ulyses", ["method='ulyses'", "did you mean 'ulysses'"]),
+    "two methods": (f"{RUN} --method ring,passq", ["method='ring,passq'", "ring", "passq"]),
+    "all methods in one run": (f"{RUN} --method all", ["method='all'", "allgather"]),
+    "more ranks than heads": (
+        "run --seq-len 32 --heads 1 --head-dim 4 --method ulysses",
+        ["method=ulysses", "1 heads", "2 ranks", "at most 1 ranks"],
+    ),
+    "more ranks of a group than heads": (
+        "run --seq-len 32 --heads 1 --head-dim 4 --method hybrid --ulysses-degree 2",
+        ["method=hybrid", "1 heads", "2 ranks"],
+    ),
+    "more ranks of a node than heads": (
+        "run --seq-len 32 --heads 1 --head-dim 4 --method hybrid",
+        ["method=hybrid", "1 heads", "2 ranks", "--ulysses-degree"],
+    ),
+    "inner ring that does not divide the ranks": (
+        f"{RUN} --method double-ring --inner 3",
+        ["inner=3", "number of ranks, 2", "one of 1, 2"],
+    ),
+    "degree that does not divide the ranks": (
+        f"{RUN} --method hybrid --ulysses-degree 4",
+        ["ulysses_degree=4", "number of ranks, 2", "one of 1, 2"],
+    ),
+    "no rank in an inner ring": (f"{RUN} --method double-ring --inner 0", ["inner=0", "1 or more"]),
+    "more queries than keys": (f"{RUN} --query-len 33", ["query_len=33", "32 positions"]),
+    "no query": (f"{RUN} --query-len 0", ["query_len=0", "1 or more"]),
+    "more queries in the input than keys": (
+        "run --input long_q.h5",
+        ["long_q.h5", "/q (1, 2, 33, 4)", "at most as many tokens as /k"],
+    ),
+    "queries that contradict the input": (
+        "run --input short_q.h5 --query-len 4",
+        ["query_len=4", "query_len=5"],
+    ),
+    "dout unlike q in the input": (
+        "run --input wrong_dout.h5 --backward",
+        ["/dout (1, 2, 32, 3)", "(1, 2, 32, 4)"],
+    ),
+    "link without latency": (f"{RUN} --link 1Gbit/s", ["link='1Gbit/s'", "RATE,LATENCY"]),
+    "link in bytes": (f"{RUN} --link 1GB/s,1ms", ["link='1GB/s,1ms'", "100Mbit/s,1ms"]),
+    "link that moves nothing": (f"{RUN} --link 0bit/s,1ms", ["link='0bit/s,1ms'", "above 0"]),
     "unknown device": (f"{RUN} --device gpu", ["device='gpu'", "numpy"]),
     "unknown progress": (f"{RUN} --progress pol", ["progress='pol'", "poll"]),
     "unknown dtype": (f"{RUN} --dtype float23", ["dtype='float23'", "float32"]),
@@ -92,12 +152,46 @@ def test_job_is_refused_with_one_line(ended: Ended, words: list[str]) -> None:
     assert_refused(ended, words)
 
 
+@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param("--query-len 33", ["query_len=33", "32 positions"], id="queries"),
+        pytest.param("--method double-ring --inner 2", ["inner=2: must divide"], id="inner"),
+    ],
+)
+def test_job_of_any_size_is_refused_with_one_line(
+    ranks: int, options: str, words: list[str], launch: Callable[..., Ended]
+) -> None:
+    assert_refused(launch(ranks, *RUN.split(), *options.split()), words)
+
+
 FILE_COMMANDS = {
     "verify without a file": ("verify nowhere.h5", ["nowhere.h5"]),
     "verify what is no result": ("verify input.h5", ["input.h5", "not a complete result"]),
     "verify what is not HDF5": ("verify text.h5", ["text.h5"]),
     "report on a folder": ("report folder", ["folder"]),
     "report on what is not HDF5": ("report text.h5", ["text.h5"]),
+    "sweep over a method that a rank count does not allow": (
+        "sweep --ranks 1,2,3 --seq-len 8 --heads 2 --vary method=ring,ulysses",
+        ["method=ulysses", "2 heads", "3 ranks"],
+    ),
+    "sweep with groups that a rank count does not allow": (
+        "sweep --ranks 2,3 --seq-len 8 --method double-ring --inner 2",
+        ["inner=2", "number of ranks, 3"],
+    ),
+    "sweep over a method that is none": (
+        "sweep --ranks 1 --seq-len 8 --vary method=ring,rings",
+        ["method='rings'", "did you mean 'ring'"],
+    ),
+    "sweep over all methods and some again": (
+        "sweep --ranks 1 --seq-len 8 --method all --vary method=ring,passq",
+        ["vary=method", "--method all"],
+    ),
+    "sweep over all methods and one that is none": (
+        "sweep --ranks 1 --seq-len 8 --vary method=all,ring",
+        ["method='all'"],
+    ),
     "sweep over nothing": ("sweep --ranks 0 --seq-len 8", ["ranks='0'"]),
     "sweep with an unknown option": ("sweep --ranks 1 --seq-len 8 --vary size=1,2", ["size=1,2"]),
     "sweep with a bad point": ("sweep --ranks 1 --seq-len 8 --vary heads=2,0", ["heads", "0"]),

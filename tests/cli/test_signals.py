@@ -85,6 +85,17 @@ FINISHED = [
         for name, (number, target, options) in WAITING.items()
     ),
     pytest.param(interrupted(TERM, "0", ranks=1), TERM, id="SIGTERM to the only rank"),
+    # Three attends forward and three back a pass: in the third pass, on the way back.
+    pytest.param(
+        interrupted(USR1, "0", "--backward --progress poll", call=16),
+        USR1,
+        id="SIGUSR1 on the way back",
+    ),
+    pytest.param(
+        interrupted(TERM, "all", "--backward --progress wait", slow=True, call=16),
+        TERM,
+        id="SIGTERM to all on the way back while one is slow",
+    ),
 ]
 
 
@@ -105,8 +116,18 @@ def test_signal_leaves_the_finished_passes_in_a_complete_file(
         assert ranks == steps
         assert np.isfinite(file["timings/step_end"][:]).all()
         assert file["timings/barrier"].shape[0] == passes
-        assert np.isfinite(file["outputs/out"][:]).all()
-        assert all(file[f"verification/{name}"].attrs["passed"] for name in ("out", "lse"))
+        tensors = {"out", "lse", *(("dq", "dk", "dv") if "--backward" in ended.args else ())}
+        assert set(file["outputs"]) == tensors
+        assert all(np.isfinite(tensor[:]).all() for tensor in file["outputs"].values())
+        assert set(file["verification"]) == tensors
+        assert all(found.attrs["passed"] for found in file["verification"].values())
+        if "--backward" in ended.args:
+            # The last pass back may be one that was given up.
+            back = file["timings/backward/step_end"][:]
+            assert passes - 1 <= len(back) <= passes
+            assert back.shape[1:] == (ranks, ranks + 1)
+            assert np.isfinite(back).all()
+            assert file["timings/backward/barrier"].shape == (len(back), ranks)
     reported = launch(0, "report", ended.work / "r.h5")
     assert reported.returncode == 0, reported.told()
     assert f"ended early by signal {number:d}" in reported.stdout
@@ -124,6 +145,10 @@ def test_interrupted_result_can_be_verified(ended: Ended, launch: Callable[..., 
     [
         pytest.param(interrupted(TERM, "2", "--progress wait", slow=True, call=1), TERM, id="one rank"),
         pytest.param(interrupted(USR1, "all", slow=True, call=1), USR1, id="all ranks"),
+        # What the forward pass found is not kept without the gradients that were asked for.
+        pytest.param(
+            interrupted(TERM, "1", "--backward", slow=True, call=4), TERM, id="on the way back"
+        ),
     ],
     indirect=["ended"],
 )

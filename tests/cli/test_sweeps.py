@@ -10,10 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from running import Ended, Queue, Running, Scenario, command_line, launcher, under_open_mpi
 
 from ringmpi.comm.launcher import available_cores
+from ringmpi.metrics import by_rank, makespans
+from ringmpi.schedule import METHODS, Pass
+from ringmpi.store import ResultFile
 
 PROBLEM = "--seq-len 40 --heads 2 --head-dim 4 --causal --repeats 1"
 
@@ -21,7 +25,7 @@ PROBLEM = "--seq-len 40 --heads 2 --head-dim 4 --causal --repeats 1"
 NO_MPI = {"RINGMPI_TEST_FORBID": "mpi4py,mpi4py.MPI"}
 
 #: Columns that differ from run to run.
-TIMES = ("time ms", "min to max", "stall ms", "efficiency")
+TIMES = ("time ms", "min to max", "stall ms", "efficiency", "backward ms", "backward stall")
 
 
 def wrapped_launcher(work: Path) -> None:
@@ -98,6 +102,60 @@ def test_second_sweep_starts_nothing(ended: Ended) -> None:
     assert repeated.stdout.count("done before") == 12
 
 
+#: All methods, of which three need what three ranks do not have: a third head, groups of two.
+METHODICAL = sweep(
+    "--method all --inner 2 --ulysses-degree 2 --backward --kv-heads 1 --query-len 39 --ranks 2,3"
+)
+
+
+@pytest.mark.parametrize("ended", [pytest.param(METHODICAL, id="")], indirect=True)
+def test_sweep_over_all_methods_leaves_out_what_a_rank_count_does_not_allow(ended: Ended) -> None:
+    assert ended.returncode == 0, ended.told()
+    found = [(row["method"], int(row["ranks"])) for row in table(ended.work)]
+    impossible = {("ulysses", 3), ("hybrid", 3), ("double-ring", 3)}
+    assert found == [(name, n) for name in METHODS for n in (2, 3) if (name, n) not in impossible]
+    assert len(calls(ended.work)) == len(found) == 11
+    assert "11 points, all OK" in ended.stdout
+    told = [line for line in ended.stdout.splitlines() if line.startswith("left out: ")]
+    assert {(line.split()[2], int(line.split()[4])) for line in told} == impossible
+    for line in told:
+        reason = "2 heads cannot be shared among 3 ranks" if "ulysses on" in line else "=2: must divide"
+        assert reason in line
+
+
+@pytest.mark.parametrize("ended", [pytest.param(METHODICAL, id="")], indirect=True)
+def test_table_of_a_sweep_tells_of_the_gradients(ended: Ended) -> None:
+    for row in table(ended.work):
+        with ResultFile(
+            next((ended.work / "swept").glob(f"{row['method']}-*-p{row['ranks']}.h5"))
+        ) as file:
+            verdicts = {verdict.tensor: verdict for verdict in file.verdicts()}
+            spans = makespans(file.timings(Pass.BACKWARD))
+            stalls = [rank.stall for rank in by_rank(file.timings(Pass.BACKWARD))]
+        gradients = [verdicts[name] for name in ("dq", "dk", "dv")]
+        assert row["gradient error"] == f"{max(verdict.max_abs for verdict in gradients):.2e}"
+        assert row["gradient single"] == f"{max(verdict.single_max for verdict in gradients):.2e}"
+        assert row["max error"] == f"{verdicts['out'].max_abs:.2e}"
+        assert float(row["backward ms"].rstrip("*")) == pytest.approx(
+            np.median(spans) * 1e3, abs=0.0051
+        )
+        assert float(row["backward stall"]) == pytest.approx(max(stalls) * 1e3, abs=0.0051)
+
+
+@pytest.mark.parametrize("ended", [pytest.param(METHODICAL, id="")], indirect=True)
+def test_sweep_over_all_methods_goes_on_with_what_is_missing(ended: Ended) -> None:
+    before, made = table(ended.work), len(calls(ended.work))
+    (lost,) = (ended.work / "swept").glob("passq-*-p3.h5")
+    lost.unlink()
+    repeated = Running(ended.args, ended.work.parent, NO_MPI).wait(60)
+    assert repeated.returncode == 0, repeated.told()
+    assert repeated.stdout.count("done before") == 10
+    again = calls(ended.work)[made:]
+    assert len(again) == 1
+    assert "--method passq" in again[0]
+    assert without_times(table(ended.work)) == without_times(before)
+
+
 CROWD = available_cores() + 1
 CROWDED = sweep(f"--ranks 1,{CROWD}")
 
@@ -133,7 +191,7 @@ def test_point_that_fails_verification_has_no_times_and_sets_the_exit_code(ended
     good, bad = table(ended.work)
     assert good["verdict"] == "OK"
     assert bad["verdict"] == "FAILED"
-    assert {bad[name] for name in TIMES} == {"-"}
+    assert {bad[name] for name in TIMES if name in bad} == {"-"}
     assert float(bad["max error"]) > float(bad["single pass"])
     assert "1 FAILED verification" in ended.stdout
     # Once the fault is mended, that point alone is run again.
@@ -254,6 +312,28 @@ def test_every_option_survives_the_way_into_a_command(tmp_path: Path) -> None:
     assert len(set(found)) == 16
     assert len({words[words.index("--output") + 1] for words in programs}) == 2**5
     assert not (tmp_path / "work" / "results").exists()
+
+
+def test_options_of_methods_survive_the_way_into_a_command(tmp_path: Path) -> None:
+    from ringmpi.cli import _experiment, _given, _parser
+
+    more = (
+        "--method all --inner 2 --ulysses-degree 1 --query-len 9 --backward --link 1Gbit/s,1ms,shared"
+    )
+    command = command_line(0, "sweep", *PROBLEM.split(), "--ranks", "2,4", *more.split(), "--dry-run")
+    shown = Running(command, tmp_path, NO_MPI).wait(60)
+    assert shown.returncode == 0, shown.told()
+    found = []
+    for line in shown.stdout.splitlines():
+        words = shlex.split(line)
+        run = _parser().parse_args(words[words.index("ringmpi") + 1 :])
+        experiment = _experiment(_given(run))
+        assert (experiment.query_len, experiment.backward) == (9, True)
+        assert (experiment.inner, experiment.ulysses_degree) == (2, 1)
+        assert experiment.link == "1Gbit/s,1ms,shared"
+        found.append((experiment.method, experiment.ranks))
+    # Two heads are too few for four ranks.
+    assert found == [(name, n) for name in METHODS for n in (2, 4) if (name, n) != ("ulysses", 4)]
 
 
 def test_sweep_over_an_input_file_and_a_configuration(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ringmpi import cli
 from ringmpi.config import experiment_from
+from ringmpi.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), ROOT / "tests/run.sh", ROOT / ".ci/run"])
@@ -68,6 +71,68 @@ def test_commands_of_a_job_are_accepted_by_the_parser(script: Path, tmp_path: Pa
             given = cli._given(arguments)
             found = {"seq_len": 8, "dtype": "float32"} if "input" in given else None
             experiment_from(given, found)
+        if command.startswith("sweep"):
+            given = cli._given(arguments, leave_out=cli.SWEPT)
+            launcher = str(stand_ins / "mpiexec")
+            assert Sweep(given, arguments.ranks, arguments.vary, arguments.output, launcher).points
+
+
+#: Tables as `ringmpi report --compare` writes them: each has what its files differ in.
+ERRORS = """method,ranks,pass,time ms,stall ms,compute ms,max error,verdict,fastest,oversubscribed
+ring,5,forward,9.00,1.00,2.00,1.00e-07,OK,<,yes
+"""
+TIMES = """method,ranks,pass,link,time ms,stall ms,compute ms,max error,verdict,fastest,oversubscribed
+passq,4,backward,"1Gbit/s,1ms",7.00,3.00,4.00,2.00e-07,OK,<,
+"""
+
+
+def test_table_of_methods_has_errors_without_times_and_then_times(tmp_path: Path) -> None:
+    stand_ins = tmp_path / "bin"
+    stand_ins.mkdir()
+    (stand_ins / "python").symlink_to(sys.executable)
+    script = ["#!/bin/sh", 'echo "$*" >>"$OUT/commands"', "for last; do :; done", 'case "$last" in']
+    for name, text in (("errors", ERRORS), ("times", TIMES)):
+        (tmp_path / name).write_text(text)
+        script.append(f'*/{name}.csv) cp {shlex.quote(str(tmp_path / name))} "$last" ;;')
+    (stand_ins / "ringmpi").write_text("\n".join([*script, "esac", ""]))
+    (stand_ins / "ringmpi").chmod(0o755)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/methods.sh").write_text((ROOT / "jobs/methods.sh").read_text())
+    (tmp_path / "jobs/environment.sh").write_text("")
+    out = tmp_path / "out"
+    out.mkdir()
+    environment = os.environ | {
+        "PATH": f"{stand_ins}:{os.environ['PATH']}",
+        "OUT": str(out),
+        "WORK": str(out),
+        "RANKS": "1,5",
+        "LINK_RANKS": "3",
+        "SEQ_LEN": "32",
+    }
+    told = subprocess.run(
+        ["bash", tmp_path / "jobs/methods.sh"],
+        check=True,
+        env=environment,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+
+    sweeps = [line for line in (out / "commands").read_text().splitlines() if line.startswith("sweep")]
+    assert all("--method all" in line and "--backward" in line for line in sweeps)
+    assert "--ranks 1,5 --seq-len 31" in sweeps[0]
+    assert all("--ranks 3 --seq-len 32" in line and "--link " in line for line in sweeps[1:])
+    outputs = [line.split("--output ")[1].split()[0] for line in sweeps]
+    assert len(set(outputs)) == len(sweeps) == 7
+    with (out / "methods.csv").open(newline="") as file:
+        error, time = csv.DictReader(file)
+    assert (error["case"], error["max error"], error["verdict"]) == ("errors", "1.00e-07", "OK")
+    assert {error[name] for name in ("time ms", "stall ms", "fastest", "link", "oversubscribed")} == {
+        ""
+    }
+    assert (time["case"], time["time ms"], time["link"]) == ("times", "7.00", "1Gbit/s,1ms")
+    assert (time["fastest"], time["method"]) == ("<", "passq")
+    assert told.stdout.splitlines()[-1] == f"# table: {out}/methods.csv"
 
 
 def test_open_mpi_is_told_by_environment_variables_only_where_needed() -> None:

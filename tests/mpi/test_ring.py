@@ -16,9 +16,10 @@ from ringmpi.comm.exchange import Exchange
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
 from ringmpi.devices.numpy import TileWork
-from ringmpi.errors import ConfigError, Interrupted, ShapeError, StalledRingError, TransportError
+from ringmpi.errors import ConfigError, Interrupted, StalledRingError
 from ringmpi.layout import LAYOUTS, Layout
-from ringmpi.schedule import ring
+from ringmpi.schedule import METHODS, Pass, Shards, Step
+from ringmpi.schedule.steps import Direction, parts_held
 
 pytestmark = pytest.mark.mpi
 
@@ -34,53 +35,6 @@ def shard(
     return [
         rng.standard_normal((1, heads, seq_len, head_dim), np.float32)[:, :, positions] for _ in "qkv"
     ]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("seq_len", [3, 64, 101])
-def test_bytes_and_messages_are_the_closed_form(
-    comm: MPI.Comm, collective_assert: Check, layout: str, seq_len: int
-) -> None:
-    """P - 1 hops, each of 2 * batch * num_kv_heads * tokens * head_dim * itemsize bytes; none at P = 1."""
-    with RingAttention(comm, seq_len=seq_len, layout=layout) as attention:
-        attention.forward(*shard(comm, seq_len, layout=layout))
-        records = attention.trace.records
-    sizes = [Layout(layout, seq_len, comm.size).shard_len(rank) for rank in range(comm.size)]
-    passed_on = [sizes[(comm.rank - step) % comm.size] for step in range(comm.size - 1)]
-    expected = [2 * 1 * 2 * tokens * 8 * 4 for tokens in passed_on] + [0]
-    collective_assert(records["bytes_sent"].tolist() == expected, records["bytes_sent"])
-    collective_assert(records["messages"].tolist() == [float(nbytes > 0) for nbytes in expected])
-    collective_assert(comm.allreduce(records["flops"].sum()) == 4 * 8 * 2 * seq_len**2)
-
-
-@pytest.mark.parametrize("chunk_limit", [1, 7, 1000, 2**28])
-def test_chunks_give_the_same_result_and_the_same_bytes(
-    comm: MPI.Comm, collective_assert: Check, chunk_limit: int
-) -> None:
-    mine = shard(comm, 31)
-    expected, _ = ring_attention(*mine, comm)
-    with RingAttention(comm, seq_len=31, chunk_limit=chunk_limit) as attention:
-        out, _ = attention.forward(*mine)
-        records = attention.trace.records
-    collective_assert(out.tobytes() == expected.tobytes())
-    chunks = -(-records["bytes_sent"] // chunk_limit)
-    collective_assert(records["messages"].tolist() == chunks.tolist())
-
-
-@pytest.mark.parametrize("tokens", [64, 16384])
-@pytest.mark.parametrize("progress", ["wait", "poll"])
-def test_transfers_complete_below_and_above_the_eager_limit(
-    comm: MPI.Comm, collective_assert: Check, tokens: int, progress: str
-) -> None:
-    """A rank without work must still pass blocks on: with documents, most blocks are EMPTY."""
-    seq_len = tokens * comm.size
-    documents = (0, 1, seq_len)
-    mine = shard(comm, seq_len, heads=1, head_dim=64)  # 32 KiB and 8 MiB a block.
-    mask = {"documents": documents, "window": 2, "causal": True}
-    with RingAttention(comm, seq_len=seq_len, progress=progress, **mask) as attention:
-        out, _ = attention.forward(*mine)
-        moved = attention.trace.records["bytes_sent"].sum()
-    collective_assert(moved == (comm.size - 1) * 2 * tokens * 64 * 4 and np.isfinite(out).all())
 
 
 def test_moments_follow_each_other(comm: MPI.Comm, collective_assert: Check) -> None:
@@ -209,16 +163,16 @@ def test_tags_stay_below_what_every_library_allows(comm: MPI.Comm, collective_as
     with RingAttention(comm, seq_len=16) as attention:
         mine = shard(comm, 16)
         expected, _ = attention.forward(*mine)
-        exchange = attention._exchange
+        assert attention._engine is not None
+        exchange = attention._engine.exchange
         exchange._comm = _NotesTags(exchange._comm, tags)  # type: ignore[assignment]
-        start = exchange.start
+        begin = exchange.begin
 
-        def far_along(transfers: Any) -> None:
-            exchange._step += 32767  # As in the middle of a ring of 40 000 ranks.
-            start(transfers)
-            exchange._step -= 32767
+        def far_along(slots: Any) -> None:
+            begin(slots)
+            exchange._step = 32767  # As in the middle of a ring of 40 000 ranks.
 
-        exchange.start = far_along  # type: ignore[method-assign]
+        exchange.begin = far_along  # type: ignore[method-assign]
         out, _ = attention.forward(*mine)
     collective_assert(out.tobytes() == expected.tobytes())
     passed_on = comm.allgather(tags)
@@ -227,86 +181,18 @@ def test_tags_stay_below_what_every_library_allows(comm: MPI.Comm, collective_as
     )
 
 
-def test_ranks_that_disagree_all_raise_alike(comm: MPI.Comm, collective_assert: Check) -> None:
-    q, k, v = shard(comm, 16)
-    last = comm.rank == comm.size - 1
-    odd: dict[str, Callable[[], Any]] = {
-        "dtype": lambda: ring_attention(*((a.astype("f8") if last else a) for a in (q, k, v)), comm),
-        "heads": lambda: ring_attention(*((a[:, :1] if last else a) for a in (q, k, v)), comm),
-        "causal": lambda: ring_attention(q, k, v, comm, causal=last),
-        "rank of array": lambda: RingAttention(comm, seq_len=16).forward(q[0] if last else q, k, v),
-        "tokens": lambda: RingAttention(comm, seq_len=16).forward(q[:, :, 1:] if last else q, k, v),
-        "integers": lambda: ring_attention(*((a.astype(int) if last else a) for a in (q, k, v)), comm),
-    }
-    for what, call in odd.items():
-        if comm.size == 1 and what in ("dtype", "heads", "causal"):
-            continue  # One rank cannot disagree with itself.
-        try:
-            call()
-            raised = None
-        except ShapeError as error:
-            raised = str(error)
-        collective_assert(raised is not None, f"{what}: nothing raised")
-        collective_assert(len(set(comm.allgather(raised))) == 1, f"{what}: {raised}")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"layout": "zagzig"}, "zigzag"),
-        ({"method": "rings"}, "did you mean 'ring'"),
-        ({"device": "gpu"}, "numpy"),
-        ({"progress": "never"}, "poll, wait"),
-        ({"window": -1}, "must be 0"),
-        ({"documents": [0, 5]}, "append 16"),
-        ({"chunk_limit": 0}, "at least 1 byte"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_bad_parameters_are_refused_on_every_rank(
-    comm: MPI.Comm, collective_assert: Check, options: dict[str, Any], words: str
-) -> None:
-    try:
-        ring_attention(*shard(comm, 16), comm, **options)
-        message = ""
-    except ConfigError as error:
-        message = str(error)
-    collective_assert(words in message, message)
-
-
-@pytest.mark.ranks(least=2)
-def test_a_damaged_block_is_noticed(
-    comm: MPI.Comm, collective_assert: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compare = Exchange._compare_checksums
-
-    def damage(self: Exchange) -> None:
-        if comm.rank == 0 and self._step == 1:
-            self._slots[1][17] ^= 1
-        compare(self)
-
-    monkeypatch.setattr(Exchange, "_compare_checksums", damage)
-    try:
-        with RingAttention(comm, seq_len=64, check_transfers=True, timeout=2.0) as attention:
-            attention.forward(*shard(comm, 64))
-        message = ""
-    except (TransportError, StalledRingError) as error:
-        message = str(error)
-    told = f"block {comm.size - 1} came damaged from rank {comm.size - 1} in step 0"
-    collective_assert(comm.rank != 0 or told in message, message)
-
-
 @pytest.mark.ranks(least=2)
 def test_a_silent_rank_ends_the_wait_with_a_picture(comm: MPI.Comm, collective_assert: Check) -> None:
     """The last rank never enters the ring. The others say what they wait for, and it gives no answer."""
     silent = comm.size - 1
-    layout = Layout("contiguous", 1024 * comm.size, comm.size)
     watch = Watch(comm.Dup(), timeout=0.5)
-    exchange = Exchange(comm, [2**20] * comm.size, lambda n: np.zeros(n, np.uint8), watch)
+    steps, slots = ring_of(comm, 1024 * comm.size, 2**20)
+    exchange = Exchange(comm, lambda part: 2**20, lambda n: np.zeros(n, np.uint8), watch)
+    exchange.begin(slots)
     message = ""
     if comm.rank != silent:
         try:
-            for step in ring(layout, comm.rank):
+            for step in steps:
                 exchange.start(step.transfers)
                 exchange.finish()
         except StalledRingError as error:
@@ -314,16 +200,23 @@ def test_a_silent_rank_ends_the_wait_with_a_picture(comm: MPI.Comm, collective_a
     # Every rank but the silent one waits for something that comes through it.
     collective_assert(comm.rank == silent or "no transfer made progress for 0.5 s" in message, message)
     collective_assert(comm.rank == silent or f"rank {silent}: no answer" in message, message)
-    waits = f"rank 0: step 0: waits for block {silent} from rank {silent}"
+    waits = f"rank 0: step 0: waits for kv of {silent} from rank {silent}"
     collective_assert(comm.rank != 0 or waits in message, message)
     _drain(comm, exchange)
 
 
+def ring_of(comm: MPI.Comm, seq_len: int, nbytes: int) -> tuple[list[Step], dict[int, int]]:
+    """Return this rank's steps of the ring, and slots of so many bytes."""
+    layout = Layout("contiguous", seq_len, comm.size)
+    steps = METHODS["ring"](Shards(layout, layout, comm.rank), Pass.FORWARD)
+    return steps, {held.slot: nbytes for held in parts_held(steps)}
+
+
 def _drain(comm: MPI.Comm, exchange: Exchange) -> None:
     """Take back requests that nobody will complete, so that the communicator can be freed."""
-    for message in exchange._pending:
-        message.request.Cancel()
-        message.request.Free()
+    for request, _ in exchange._pending:
+        request.Cancel()
+        request.Free()
     comm.Barrier()
 
 
@@ -396,17 +289,22 @@ def test_a_block_above_2_gib_arrives_whole(comm: MPI.Comm, collective_assert: Ch
     needed = 2 * 2 * nbytes
     if min(comm.allgather(psutil.virtual_memory().available)) < 1.2 * needed:
         pytest.skip(f"needs {1.2 * needed / 1e9:.0f} GB of memory")
-    layout = Layout("contiguous", 2, 2)
-    exchange = Exchange(comm, [nbytes, nbytes], lambda n: np.empty(n, np.uint8), Watch(comm.Dup(), 60))
+    steps, slots = ring_of(comm, 2, nbytes)
+    exchange = Exchange(
+        comm, lambda part: nbytes, lambda n: np.empty(n, np.uint8), Watch(comm.Dup(), 60)
+    )
+    exchange.begin(slots)
     pattern = np.arange(251, dtype=np.uint8)  # A prime length, so that no chunk looks like another.
-    exchange.slot(0, comm.rank)[:] = np.resize(pattern + comm.rank, nbytes)
+    (leaving,) = (t for t in steps[0].transfers if t.direction is Direction.SEND)
+    (coming,) = (t for t in steps[0].transfers if t.direction is Direction.RECEIVE)
+    exchange.slot(leaving.part, leaving.slot)[:] = np.resize(pattern + comm.rank, nbytes)
     sent = 0
-    for step in ring(layout, comm.rank):
+    for step in steps:
         exchange.start(step.transfers)
         exchange.finish()
         sent += exchange.bytes_sent
     other = 1 - comm.rank
-    arrived = exchange.slot(1, other)
+    arrived = exchange.slot(coming.part, coming.slot)
     same = all(
         np.array_equal(arrived[at : at + 251], (pattern + other)[: nbytes - at])
         for at in range(0, nbytes, 251 * 4001)

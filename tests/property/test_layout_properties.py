@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from ringmpi.layout import LAYOUTS, Layout
 
-layouts = st.builds(Layout, st.sampled_from(sorted(LAYOUTS)), st.integers(1, 500), st.integers(1, 40))
+layouts = st.builds(
+    Layout,
+    st.sampled_from(sorted(LAYOUTS)),
+    st.integers(1, 500),
+    st.integers(1, 40),
+    st.integers(0, 10**6),
+)
 
 
 @settings(deadline=None, max_examples=150)
@@ -14,7 +20,7 @@ layouts = st.builds(Layout, st.sampled_from(sorted(LAYOUTS)), st.integers(1, 500
 def test_shards_partition_the_sequence_evenly(layout: Layout) -> None:
     shards = [layout.positions(rank) for rank in range(layout.size)]
 
-    assert np.array_equal(np.sort(np.concatenate(shards)), np.arange(layout.seq_len))
+    assert np.array_equal(np.sort(np.concatenate(shards)), layout.first + np.arange(layout.seq_len))
     lengths = [len(shard) for shard in shards]
     assert max(lengths) - min(lengths) <= 1
 
@@ -22,7 +28,7 @@ def test_shards_partition_the_sequence_evenly(layout: Layout) -> None:
 @settings(deadline=None, max_examples=150)
 @given(layouts, st.data())
 def test_the_owner_finds_every_position_again(layout: Layout, data: st.DataObject) -> None:
-    position = data.draw(st.integers(0, layout.seq_len - 1))
+    position = layout.first + data.draw(st.integers(0, layout.seq_len - 1))
 
     rank, index = layout.owner(position)
 

@@ -50,6 +50,28 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "dtype": ({"dtype": "float23"}, ["dtype='float23'", "bfloat16, float16", "did you mean"]),
     "layout": ({"layout": "zigzack"}, ["layout='zigzack'", "did you mean 'zigzag'"]),
     "method": ({"method": "rings"}, ["method='rings'", "did you mean 'ring'"]),
+    "method of two words": (
+        {"method": "double ring"},
+        ["method='double ring'", "did you mean 'double-ring'"],
+    ),
+    "method in capitals": ({"method": "allGather"}, ["method='allGather'", "did you mean 'allgather'"]),
+    "two methods": ({"method": "ring,passq"}, ["method='ring,passq'", "bidirectional", "ulysses"]),
+    "all methods": ({"method": "all"}, ["method='all'", "allgather"]),
+    "query_len 0": ({"query_len": 0}, ["query_len=0", "1 or more"]),
+    "query_len -3": ({"query_len": -3}, ["query_len=-3", "1 or more"]),
+    "query_len beyond the sequence": ({"query_len": 18}, ["query_len=18", "17 positions"]),
+    "ulysses_degree 0": ({"ulysses_degree": 0}, ["ulysses_degree=0", "1 or more"]),
+    "inner -1": ({"inner": -1}, ["inner=-1", "1 or more"]),
+    "inner of another method": ({"inner": 0, "method": "ring"}, ["inner=0", "1 or more"]),
+    "link without latency": ({"link": "100Mbit/s"}, ["link='100Mbit/s'", "RATE,LATENCY"]),
+    "link in bytes": ({"link": "100MB/s,1ms"}, ["link='100MB/s,1ms'", "such as 100Mbit/s,1ms"]),
+    "link without unit": ({"link": "100,1"}, ["link='100,1'", "RATE,LATENCY"]),
+    "link that moves nothing": ({"link": "0bit/s,1ms"}, ["link='0bit/s,1ms'", "a rate above 0"]),
+    "link beyond all numbers": ({"link": "1e999bit/s,1ms"}, ["link='1e999bit/s,1ms'"]),
+    "link that never arrives": ({"link": "1Gbit/s,1e999s"}, ["link='1Gbit/s,1e999s'"]),
+    "link backwards in time": ({"link": "1Gbit/s,-1ms"}, ["link='1Gbit/s,-1ms'"]),
+    "link of another kind": ({"link": "1Gbit/s,1ms,split"}, ["link='1Gbit/s,1ms,split'", ",shared"]),
+    "link of nothing": ({"link": ""}, ["link: is empty", "leave the option away"]),
     "device": ({"device": "nunpy"}, ["device='nunpy'", "did you mean 'numpy'"]),
     "progress": ({"progress": "pole"}, ["progress='pole'", "did you mean 'poll'"]),
     "io": ({"io": "mpio"}, ["io='mpio'", "gather"]),
@@ -79,6 +101,14 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "scale 0": {"softmax_scale": 0.0},
     "small chunks": {"chunk_limit": 1},
     "sampled": {"verify": "sample:1"},
+    "one query": {"query_len": 1, "method": "passq"},
+    "all queries": {"query_len": 17},
+    "groups of one": {"ulysses_degree": 1, "inner": 1},
+    # Whether it divides the ranks, only a job knows.
+    "groups of many": {"ulysses_degree": 2**20, "method": "hybrid"},
+    "link": {"link": "2.5Gbit/s,0s"},
+    "one link a rank": {"link": "1e3kbit/s,10us,shared"},
+    "backward": {"backward": True, "dtype": "bfloat16"},
 }
 
 
@@ -112,6 +142,11 @@ def test_the_defaults_are_those_of_the_manual() -> None:
         "timeout": 60.0,
         "ranks": None,
         "check_transfers": False,
+        "query_len": None,
+        "ulysses_degree": None,
+        "inner": None,
+        "backward": False,
+        "link": None,
         "verify": "full",
         "output": None,
     }
@@ -185,6 +220,16 @@ class TestInputFile:
         told = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         assert_refused([f"{name}={told}", f"x.h5 has {name}={shown}", "leave the option away"], refusal)
 
+    def test_fewer_queries_than_keys_are_its_own_words_too(self) -> None:
+        found = FOUND | {"query_len": 5}
+
+        for given in ({}, {"query_len": 5}):
+            experiment = experiment_from({"input": "x.h5"} | given, found)
+            assert (experiment.query_len, experiment.num_queries) == (5, 5)
+        with pytest.raises(ConfigError) as refusal:
+            experiment_from({"input": "x.h5", "query_len": 4}, found)
+        assert_refused(["query_len=4", "x.h5 has query_len=5", "leave the option away"], refusal)
+
     def test_a_dtype_asks_for_a_conversion(self) -> None:
         assert experiment_from({"input": "x.h5", "dtype": "float32"}, FOUND).dtype == "float32"
 
@@ -208,8 +253,16 @@ class TestInputFile:
             {"seq_len": 17, "documents": (0, 17), "dtype": "bfloat16", "batch": 3, "head_dim": 5},
             "ring-n17-b3-h8-d5-bfloat16-documents-contiguous",
         ),
+        (
+            {"seq_len": 17, "query_len": 3, "method": "passq", "backward": True, "causal": True},
+            "passq-n17-q3-b1-h8-d64-float32-causal-backward-contiguous",
+        ),
+        (
+            {"seq_len": 17, "method": "double-ring", "inner": 2, "link": "1Gbit/s,1ms"},
+            "double-ring-n17-b1-h8-d64-float32-contiguous",
+        ),
     ],
-    ids=["plain", "masked", "packed"],
+    ids=["plain", "masked", "packed", "few queries, backward", "groups and a link"],
 )
 def test_the_name_says_what_is_run(given: dict[str, Any], name: str) -> None:
     assert experiment_from(given).name == name
@@ -222,13 +275,56 @@ def test_the_name_of_a_run_on_a_file_holds_the_name_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        {"query_len": 3},
+        {"query_len": 17},
+        {"backward": True},
+        {"method": "hybrid"},
+        {"inner": 2},
+        {"ulysses_degree": 2},
+        {"link": "1Gbit/s,1ms"},
+        {"link": "1Gbit/s,1ms,shared"},
+    ],
+    ids=str,
+)
+def test_no_two_experiments_share_the_name_of_a_file(other: dict[str, Any]) -> None:
+    plain, changed = experiment_from({"seq_len": 17}), experiment_from({"seq_len": 17} | other)
+    elsewhere = experiment_from({"seq_len": 17, "output": "x.h5", "ranks": 4} | other)
+
+    assert plain.file_name(4) != changed.file_name(4)
+    assert changed.file_name(4) != changed.file_name(3)
+    # Where the file goes is no part of what is run.
+    assert elsewhere.file_name(4) == changed.file_name(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "ranks"),
+    [
+        ({"method": "hybrid", "ulysses_degree": 4, "inner": 2}, 4),
+        ({"method": "double-ring", "ulysses_degree": 4, "inner": 2}, 2),
+        ({"method": "hybrid", "inner": 2}, None),
+        ({"method": "ulysses", "ulysses_degree": 4}, None),
+        ({"method": "ring", "inner": 2}, None),
+    ],
+    ids=["degree", "inner", "the other's", "all ranks", "no groups"],
+)
+def test_a_group_has_the_ranks_of_the_option_of_its_method(
+    given: dict[str, Any], ranks: int | None
+) -> None:
+    assert experiment_from({"seq_len": 17} | given).group_ranks == ranks
+
+
+@pytest.mark.parametrize(
     "given",
     [
         {"seq_len": 17},
+        {"seq_len": 17, "query_len": 3, "method": "passq", "backward": True, "inner": 2}
+        | {"ulysses_degree": 4, "link": "1Gbit/s,1ms,shared"},
         {"seq_len": 17, "documents": (0, 5, 5, 17), "window": 3, "softmax_scale": 0.1 + 0.2},
         {"seq_len": 17, "output": "größe.h5", "seed": 2**53, "ranks": 3, "check_transfers": True},
     ],
-    ids=["plain", "numbers", "texts"],
+    ids=["plain", "methods", "numbers", "texts"],
 )
 def test_the_record_survives_json(given: dict[str, Any]) -> None:
     experiment = experiment_from(given)
@@ -259,6 +355,12 @@ class TestToml:
             documents = [0, 5, 17]
             softmax-scale = 1
             timeout = 2.5
+            query-len = 3
+            method = "double-ring"
+            ulysses_degree = 4
+            inner = 2
+            backward = true
+            link = "1Gbit/s,1ms,shared"
             """,
         )
 
@@ -273,6 +375,12 @@ class TestToml:
                 "documents": (0, 5, 17),
                 "softmax_scale": 1.0,
                 "timeout": 2.5,
+                "query_len": 3,
+                "method": "double-ring",
+                "ulysses_degree": 4,
+                "inner": 2,
+                "backward": True,
+                "link": "1Gbit/s,1ms,shared",
             }
         )
         assert isinstance(experiment.softmax_scale, float)
@@ -301,6 +409,11 @@ class TestToml:
             ("seq-len = 1.5", ["seq-len=1.5", "a whole number"]),
             ("seq-len = true", ["seq-len=True", "a whole number"]),
             ("seq-len = [17]", ["seq-len=[17]", "a whole number"]),
+            ("query-len = 1.5", ["query-len=1.5", "a whole number"]),
+            ("inner = true", ["inner=True", "a whole number"]),
+            ("backward = 1", ["backward=1", "true or false"]),
+            ("link = 100", ["link=100", "a text"]),
+            ('method = ["ring", "passq"]', ["method=['ring', 'passq']", "a text"]),
             ("dtype = 32", ["dtype=32", "a text"]),
             ("causal = 1", ["causal=1", "true or false"]),
             ('causal = "false"', ["causal='false'", "true or false"]),

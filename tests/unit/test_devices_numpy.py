@@ -1,21 +1,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from dense import DTYPES, assert_exact_up_to_rounding, attend_dense, pairs_between
+from dense import (
+    DTYPES,
+    assert_exact_up_to_rounding,
+    attend_dense,
+    attend_dense_backward,
+    differences,
+    pairs_between,
+)
 from numpy.typing import NDArray
 
-from ringmpi.devices import Block, NumpyDevice, Queries
+from ringmpi.devices import Block, Gradients, NumpyDevice, Outcome, Queries
 from ringmpi.devices.numpy import TILE_COLUMNS, TILE_ROWS
 from ringmpi.mask import Mask
-from ringmpi.softmax import State
+from ringmpi.softmax import State, state_dtype
 from ringmpi.trace import Tally
 
+from .gradients import assert_gradients_exact
+
 Array = NDArray[Any]
+
+
+#: Scratch memory that each tile writes before it reads it; k and v live longer, in narrow dtypes.
+TILE_SCRATCH = ("q", "scores", "weighted", "change", "of keys", "dout")
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,11 @@ class Case:
         return q.astype(dtype), k.astype(dtype), v.astype(dtype)
 
 
-def poison(device: NumpyDevice, names: Sequence[str] = ("q", "scores", "weighted")) -> None:
+def state_of(q: Array) -> State:
+    return State.identity(q.shape, state_dtype(q.dtype))
+
+
+def poison(device: NumpyDevice, names: Sequence[str] = TILE_SCRATCH) -> None:
     """Fill what a tile must not read before it has written it."""
     for name in names:
         if name in device._scratch:
@@ -77,7 +94,7 @@ def attend(
     q, k, v = tensors
     device = device or NumpyDevice(case.mask, case.scale)
     queries = Queries(q, case.positions)
-    state = device.begin(queries)
+    state = state_of(q)
     tallies = []
     for at in blocks:
         poison(device, list(device._scratch))
@@ -85,7 +102,7 @@ def attend(
         while not work.advance():
             poison(device)
         tallies.append(work.tally)
-    return *device.finish(queries, state), tallies
+    return *device.finish(state, q.dtype), tallies
 
 
 def cut(tokens: int, *lengths: int) -> list[NDArray[np.int64]]:
@@ -372,7 +389,7 @@ class TestTally:
         device = NumpyDevice(case.mask, case.scale)
         q, k, v = case.tensors()
         queries = Queries(q[:, :, :5], np.arange(5))
-        state = device.begin(queries)
+        state = state_of(queries.q)
 
         work = device.attend(queries, Block(k[:, :, 9:], v[:, :, 9:], np.arange(9, 17)), state)
 
@@ -386,7 +403,7 @@ def test_an_advance_computes_one_tile() -> None:
     device = NumpyDevice(case.mask, case.scale)
     q, k, v = case.tensors()
     queries = Queries(q, case.positions)
-    work = device.attend(queries, Block(k, v, np.arange(700)), device.begin(queries))
+    work = device.attend(queries, Block(k, v, np.arange(700)), state_of(q))
 
     counts = []
     while not work.advance():
@@ -401,7 +418,8 @@ def test_the_state_is_wide_for_narrow_inputs_and_rounded_once() -> None:
     device = NumpyDevice(case.mask, case.scale)
     queries = Queries(tensors[0], case.positions)
 
-    state: State = device.begin(queries)
+    state = state_of(tensors[0])
+    device.attend(queries, Block(tensors[1], tensors[2], np.arange(17)), state).advance()
     out, lse, _ = attend(case, tensors, cut(17, 9))
 
     exact, _ = attend_dense(*tensors, case.allowed, case.scale, np.float64)
@@ -410,3 +428,291 @@ def test_the_state_is_wide_for_narrow_inputs_and_rounded_once() -> None:
     # float32 errors move a value over a rounding boundary of bfloat16 in about one of 2**16 / 100
     # cases; a state of 16 bits would change most of the 170 values.
     assert (out.astype(np.float64) != rounded).sum() <= 2
+
+
+# The backward pass.
+
+
+@dataclass
+class Backward:
+    """What goes into the backward pass, of which parts may be replaced; out, lse and delta are right."""
+
+    case: Case
+    q: Array
+    k: Array
+    v: Array
+    dout: Array
+    out: Array
+    lse: Array
+    delta: Array
+
+    @classmethod
+    def of(cls, case: Case, tensors: tuple[Array, Array, Array] | None = None) -> Backward:
+        q, k, v = tensors or case.tensors()
+        dout = np.random.default_rng(case.tokens + 1).normal(size=q.shape).astype(q.dtype)
+        out, lse = attend_dense(q, k, v, case.allowed, case.scale, np.float64)
+        state = state_dtype(q.dtype)
+        out = out.astype(q.dtype)
+        delta = (dout.astype(np.float64) * out.astype(np.float64)).sum(axis=-1)
+        return cls(case, q, k, v, dout, out, lse.astype(state), delta.astype(state))
+
+    def inputs(self) -> dict[str, Array]:
+        return {name: getattr(self, name) for name in ("q", "k", "v", "dout", "lse", "delta")}
+
+    def gradients(self) -> Gradients:
+        """Return gradients over nothing."""
+        dtype = state_dtype(self.q.dtype)
+        return Gradients(*(np.zeros(a.shape, dtype) for a in (self.q, self.k, self.v)))
+
+    def run(
+        self, blocks: Sequence[NDArray[np.int64]], device: NumpyDevice | None = None
+    ) -> tuple[tuple[Array, Array, Array], list[Tally]]:
+        """Add up the gradients of blocks, given as positions of their keys, one after the other."""
+        device = device or NumpyDevice(self.case.mask, self.case.scale)
+        queries = Queries(self.q, self.case.positions)
+        outcome = Outcome(self.dout, self.lse, self.delta)
+        total, tallies = self.gradients(), []
+        for at in blocks:
+            poison(device, list(device._scratch))
+            block = Block(self.k[:, :, at], self.v[:, :, at], at)
+            part = Gradients(total.dq, total.dk[:, :, at], total.dv[:, :, at])
+            work = device.attend_backward(queries, outcome, block, part)
+            while not work.advance():
+                poison(device)
+            tallies.append(work.tally)
+            total.dk[:, :, at], total.dv[:, :, at] = part.dk, part.dv
+        return (total.dq, total.dk, total.dv), tallies
+
+    def assert_exact(self, found: Sequence[Array]) -> None:
+        tensors = self.q, self.k, self.v, self.dout
+        assert_gradients_exact(found, tensors, self.case.allowed, self.case.scale, (self.out, self.lse))
+
+
+BACKWARD_GRID = {
+    name: (case, blocks)
+    for name, (case, blocks) in GRID.items()
+    if name not in ("block of 1100", "long window")
+} | {
+    "tiles of both kinds": (
+        Case(tokens=1100, queries=150, heads=1, kv_heads=1, causal=True, window=555),
+        striped(1100, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("case", "blocks"), BACKWARD_GRID.values(), ids=BACKWARD_GRID.keys())
+def test_blocks_add_up_to_the_gradients_of_dense_attention(
+    case: Case, blocks: list[NDArray[np.int64]], dtype: str
+) -> None:
+    backward = Backward.of(replace(case, dtype=dtype))
+
+    found, _ = backward.run(blocks)
+
+    backward.assert_exact(found)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(tokens=7, head_dim=3, dtype="float64", batch=2),
+        Case(tokens=7, head_dim=3, dtype="float64", heads=4, causal=True, window=3),
+        Case(tokens=9, queries=3, head_dim=2, heads=6, dtype="float64", documents=(0, 4, 9)),
+    ],
+    ids=["full", "causal window, grouped", "documents, grouped"],
+)
+def test_gradients_are_what_the_loss_does(case: Case) -> None:
+    backward = Backward.of(case)
+
+    found, _ = backward.run(cut(case.tokens, 2, 3))
+
+    tensors = backward.q, backward.k, backward.v, backward.dout
+    step = 2.0**-17
+    expected = differences(tensors, case.allowed, case.scale, step)
+    # The loss sums at most 100 terms below 10 with an error of some epsilons each, and a difference of two
+    # is divided by twice the step; third derivatives below 1000 make step ** 2 / 6 of that.
+    budget = 2 * 1000 * np.finfo(np.float64).eps / step + 1000 * step**2
+    assert max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True)) <= budget < 1e-6
+    assert all(np.abs(gradient).max() > 0.01 for gradient in found)
+
+
+@pytest.mark.parametrize("order", [[3, 2, 1, 0], [1, 3, 0, 2]], ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_gradients_of_blocks_may_be_added_in_any_order(dtype: str, order: list[int]) -> None:
+    backward = Backward.of(Case(tokens=64, dtype=dtype, causal=True, window=40))
+    blocks = cut(64, 3, 30, 1)
+
+    found, _ = backward.run([blocks[at] for at in order])
+
+    backward.assert_exact(found)
+
+
+def test_gradients_are_added_to_what_is_there() -> None:
+    backward = Backward.of(Case(causal=True, dtype="float64"))
+    (alone, _), total = backward.run([np.arange(17)]), backward.gradients()
+    for array in (total.dq, total.dk, total.dv):
+        array[...] = 64
+
+    device = NumpyDevice(backward.case.mask, backward.case.scale)
+    work = device.attend_backward(
+        Queries(backward.q, np.arange(17)),
+        Outcome(backward.dout, backward.lse, backward.delta),
+        Block(backward.k, backward.v, np.arange(17)),
+        total,
+    )
+    while not work.advance():
+        pass
+
+    # One rounded addition to 64, and one subtraction that rounds nothing more.
+    for array, expected in zip((total.dq, total.dk, total.dv), alone, strict=True):
+        assert np.abs(array - 64 - expected).max() <= 128 * np.finfo(np.float64).eps
+        assert np.abs(expected).max() > 0.1
+
+
+def test_the_backward_pass_writes_to_no_input() -> None:
+    backward = Backward.of(Case(causal=True, heads=4))
+    before = {name: array.copy() for name, array in backward.inputs().items()}
+
+    backward.run(cut(17, 9))
+
+    assert all(np.array_equal(before[name], array) for name, array in backward.inputs().items())
+
+
+def test_the_backward_pass_gives_the_same_bits_twice() -> None:
+    backward = Backward.of(Case(tokens=700, queries=300, causal=True, heads=4, dtype="bfloat16"))
+    device = NumpyDevice(backward.case.mask, backward.case.scale)
+
+    first, again = (backward.run(cut(700, 333), device)[0] for _ in range(2))
+    elsewhere, _ = backward.run(cut(700, 333))
+
+    for one, other, third in zip(first, again, elsewhere, strict=True):
+        assert one.tobytes() == other.tobytes() == third.tobytes()
+
+
+#: Of a wild value in one token of an input: whether it reaches dq, dk and dv of that token's pairs, and of
+#: which tokens: of "all" that see it or are seen by it, or of the token "itself".
+REACH = {
+    "q": ("itself", "all", "all"),
+    "dout": ("itself", "all", "all"),
+    "lse": ("itself", "all", "all"),
+    "delta": ("itself", "all", "none"),
+    "k": ("all", "itself", "itself"),
+    "v": ("all", "itself", "none"),
+}
+
+WILD_MASKS = {
+    "causal": Case(causal=True),
+    "window": Case(causal=True, window=3),
+    "documents": Case(documents=(0, 6, 17)),
+    "packed, grouped": Case(causal=True, documents=(0, 6, 17), heads=4, batch=2),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", REACH)
+@pytest.mark.parametrize("case", WILD_MASKS.values(), ids=WILD_MASKS.keys())
+def test_a_nan_reaches_the_gradients_of_its_pairs_and_no_others(
+    case: Case, name: str, dtype: str
+) -> None:
+    clean, token = Backward.of(replace(case, dtype=dtype)), 8
+    tensor = clean.inputs()[name].copy()
+    tensor[:, :, token] = np.nan
+    allowed = case.allowed
+
+    found, _ = replace(clean, **{name: tensor}).run(cut(17, 4, 7))
+
+    itself = np.arange(17) == token
+    seen = allowed[:, token] if name in ("k", "v") else allowed[token]
+    expected = {"itself": itself, "all": seen, "none": np.zeros(17, np.bool_)}
+    single = attend_dense_backward(
+        (clean.q, clean.k, clean.v, clean.dout),
+        allowed,
+        case.scale,
+        np.float64,
+        (clean.out, clean.lse),
+    )
+    for gradient, reach, right in zip(found, REACH[name], single, strict=True):
+        touched = np.isnan(gradient)
+        assert touched.any(axis=(0, 1, 3)).tolist() == expected[reach].tolist()
+        assert touched.all(axis=(0, 1, 3)).tolist() == expected[reach].tolist()
+        # Rows beyond its reach are right: 17 sums of terms of which the largest is below 100, in float32.
+        assert np.abs(gradient - right)[~touched].max() <= 17 * 100 * np.finfo(np.float32).eps
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("name", REACH)
+def test_an_infinity_stays_among_its_pairs(name: str, bad: float) -> None:
+    clean, token = Backward.of(Case(causal=True, documents=(0, 6, 17), dtype="float64")), 8
+    tensor = clean.inputs()[name].copy()
+    tensor[:, :, token] = bad
+    exact, _ = clean.run(cut(17, 4, 7))
+
+    found, _ = replace(clean, **{name: tensor}).run(cut(17, 4, 7))
+
+    first = np.s_[:, :, :6]
+    for gradient, right in zip(found, exact, strict=True):
+        # The same document's own sums, in products of another shape at most.
+        assert np.abs(gradient[first] - right[first]).max() <= 17 * 100 * np.finfo(np.float64).eps
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_a_key_give_and_get_nothing(dtype: str) -> None:
+    # Only later keys are offered, so causal rows before them see nothing, and have an lse of -inf.
+    case = Case(dtype=dtype, causal=True)
+    backward = Backward.of(case)
+    backward.lse[:, :, :9] = -np.inf
+    backward.dout[:, :, :9] = np.nan
+
+    (dq, dk, dv), _ = backward.run([np.arange(9, 17)])
+
+    assert not dq[:, :, :9].any()
+    assert np.isfinite(dq).all()
+    assert np.isfinite(dk).all()
+    assert np.isfinite(dv).all()
+    assert np.abs(dv[:, :, 9:]).max() > 0.1
+
+
+@pytest.mark.parametrize("case", TALLIES.values(), ids=TALLIES.keys())
+def test_backward_flops_are_five_products_of_each_allowed_pair(case: Case) -> None:
+    backward = Backward.of(case)
+    *_, forward_tallies = attend(case, case.tensors(), striped(case.tokens, 3))
+
+    _, tallies = backward.run(striped(case.tokens, 3))
+
+    pairs = int(case.allowed.sum()) * case.batch * case.heads
+    assert sum(tally.pairs for tally in tallies) == pairs
+    assert sum(tally.flops for tally in tallies) == 10 * case.head_dim * pairs
+    # All else is counted as in the forward pass.
+    assert [replace(tally, flops=0) for tally in tallies] == [
+        replace(tally, flops=0) for tally in forward_tallies
+    ]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_delta_is_summed_in_the_dtype_of_the_state(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    dout, out = (rng.normal(size=(2, 3, 7, 64)).astype(DTYPES[dtype]) for _ in range(2))
+
+    delta = NumpyDevice(Mask(), 1.0).delta(dout, out)
+
+    state = state_dtype(out.dtype)
+    exact = (dout.astype(np.longdouble) * out.astype(np.longdouble)).sum(axis=-1)
+    size = np.abs(dout.astype(np.float64) * out.astype(np.float64)).sum(axis=-1)
+    assert delta.dtype == state
+    assert delta.shape == (2, 3, 7)
+    # 64 products and 64 sums, each rounded once: 65 epsilons / 2 of the sum of sizes at most.
+    assert (np.abs(delta - exact) <= 33 * np.finfo(state).eps * size).all()
+
+
+def test_the_weights_are_those_of_all_keys_and_not_of_the_block() -> None:
+    # One block of two, from the lse over both: half of the weight, so half of dv.
+    case = Case(tokens=2, heads=1, kv_heads=1, head_dim=4, dtype="float64")
+    zeros, ones = np.zeros((1, 1, 2, 4)), np.ones((1, 1, 2, 4))
+    backward = Backward.of(case, (zeros, zeros, ones))
+    backward.dout[...] = 1
+
+    (_, _, dv), _ = backward.run([np.arange(1)])
+
+    # Two rows give exp(-ln 2) each, whose exponent is rounded.
+    assert np.abs(dv[:, :, 0] - 1).max() <= 4 * np.finfo(np.float64).eps
+    assert not dv[:, :, 1].any()

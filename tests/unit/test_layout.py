@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ringmpi.errors import ConfigError
-from ringmpi.layout import LAYOUTS, Layout
+from ringmpi.layout import LAYOUTS, Layout, piece_of
 
 NAMES = sorted(LAYOUTS)
 
@@ -148,10 +148,47 @@ def test_an_impossible_layout_is_refused_with_what_would_work(
     assert all(part in str(refusal.value) for part in told)
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=shape_id)
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_at_the_end_lie_as_a_sequence_of_their_own_does_moved_along(
+    name: str, shape: tuple[int, int]
+) -> None:
+    layout, moved = Layout(name, *shape), Layout(name, *shape, first=1000)
+
+    for rank in range(layout.size):
+        assert moved.positions(rank).tolist() == (layout.positions(rank) + 1000).tolist()
+        assert moved.shard_len(rank) == layout.shard_len(rank)
+        assert [(r.start, r.stop, r.step) for r in moved.runs(rank)] == [
+            (r.start + 1000, r.stop + 1000, r.step) for r in layout.runs(rank)
+        ]
+    for position in range(layout.seq_len):
+        assert moved.owner(position + 1000) == layout.owner(position)
+
+
+@pytest.mark.parametrize("position", [-1, 0, 99, 117])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_position_before_or_behind_the_queries_has_no_owner(name: str, position: int) -> None:
+    layout = Layout(name, seq_len=17, size=3, first=100)
+
+    with pytest.raises(ConfigError, match=f"position={position}: tokens lie from 100 to 116"):
+        layout.owner(position)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 5, 7, 8])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 7, 8, 17])
+def test_pieces_lie_one_after_the_other_and_the_first_ones_are_longer(tokens: int, pieces: int) -> None:
+    parts = [piece_of(tokens, pieces, index) for index in range(pieces)]
+
+    assert [at for part in parts for at in part] == list(range(tokens))
+    lengths = [len(part) for part in parts]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] <= 1
+
+
 @pytest.mark.parametrize("position", [-1, 17, 10**12])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_position_outside_the_sequence_has_no_owner(name: str, position: int) -> None:
     layout = Layout(name, seq_len=17, size=3)
 
-    with pytest.raises(ConfigError, match=f"position={position}.*ends at 16"):
+    with pytest.raises(ConfigError, match=f"position={position}: tokens lie from 0 to 16"):
         layout.owner(position)

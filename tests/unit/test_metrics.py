@@ -14,6 +14,7 @@ from ringmpi.metrics import (
     makespans,
     overhead_time,
     overlap,
+    rates,
     stall_time,
     step_time,
 )
@@ -219,3 +220,46 @@ def test_drift_is_taken_out_of_moments_far_from_the_measurement() -> None:
     seen = true + np.array([[0.0, 0.0], [0.25, 0.25 + 60 * 1e-3]])
     # First order in the drift: what is left is drift squared times the elapsed 60 s.
     assert np.abs(clocks.corrected(seen) - true).max() <= 1e-6 * 61
+
+
+def test_rates_are_of_all_compute_and_of_transfers_alone() -> None:
+    """Medians over ranks and repeats: 6 FLOP in 2 s, 8 in 4 s, 10 in 2 s; bytes are of the silent pass."""
+    busy = np.stack(
+        [
+            steps(
+                step(0.0, compute, received=90.0, sent=1.0, flops=flops / 2, bytes_sent=999),
+                step(100.0, compute, received=190.0, sent=101.0, flops=flops / 2, bytes_sent=999),
+            )
+            for compute, flops in ((1.0, 6), (2.0, 8), (1.0, 10))
+        ]
+    )[None]
+    silent = np.stack(
+        [
+            steps(
+                step(0.0, 0.0, received=0.25 + wait, sent=0.5, bytes_sent=64),
+                step(5.0, 0.0, received=5.25 + wait, sent=5.5, bytes_sent=64),
+            )
+            for wait in (1.0, 4.0, 2.0)
+        ]
+    )[None]
+
+    assert rates(timings(busy, silent, np.zeros(3))) == (3.0, 32.0)
+
+
+def test_rates_are_unknown_where_nothing_was_computed_or_moved_alone() -> None:
+    busy = steps(step(0.0, compute=2.0, received=NAN, sent=NAN, flops=8))[None, None]
+
+    flops, bandwidth = rates(timings(busy))
+    assert flops == 4.0
+    assert math.isnan(bandwidth)
+    assert all(map(math.isnan, rates(timings(busy[:0]))))
+    silent = steps(step(0.0, compute=0.0, received=NAN, sent=NAN))[None, None]
+    assert all(map(math.isnan, rates(timings(silent, silent))))
+
+
+def test_a_count_that_was_not_recorded_is_left_out() -> None:
+    records = two_ranks((0.0, 0.0)).records
+    records["hops"] = NAN
+
+    for rank in by_rank(timings(records, records, np.zeros(2))):
+        assert set(rank.counts) == set(COUNTS) - {"hops"}

@@ -39,7 +39,21 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", ["config", "layout", "mask", "schedule", "devices", "metrics", "verify"]
+    "room",
+    [
+        *(
+            "config",
+            "layout",
+            "mask",
+            "schedule",
+            "devices",
+            "metrics",
+            "verify",
+            "comparison",
+            "tensors",
+        ),
+        *("workspace", "model.travel", "comm.link", "report.compare", "sweep"),
+    ],
 )
 def test_rooms_that_never_know_mpi_do_not_load_it(room: str) -> None:
     assert "mpi4py" not in loaded_by(f"import ringmpi.{room}")

@@ -22,9 +22,11 @@ from ringmpi.problem import (
     describe_input,
     numpy_dtype,
     pieces_of,
+    positions_of,
     problem_of,
     sha256_of,
     shard_of,
+    tensors_of,
 )
 
 Array = NDArray[Any]
@@ -54,7 +56,7 @@ class TestGenerated:
 
         assert rows.shape == (3, 1, 10, 5)
         assert rows.dtype == DTYPES[dtype]
-        assert problem.heads_of(tensor) == (6 if tensor == "q" else 2)
+        assert problem.heads_of(tensor) == (6 if tensor in ("q", "dout") else 2)
 
     def test_no_runs_are_no_rows(self) -> None:
         assert generated().rows("q", (), range(3), range(1)).shape == (1, 3, 0, 5)
@@ -142,12 +144,34 @@ class TestGenerated:
         assert np.array_equal(rows[:, :, 2:], again)
 
 
+@pytest.mark.parametrize(
+    ("given", "tensors"),
+    [({}, "q k v"), ({"backward": True}, "q k v dout")],
+    ids=["forward", "backward"],
+)
+def test_only_a_backward_pass_has_a_dout(given: dict[str, Any], tensors: str) -> None:
+    assert tensors_of(experiment_from({"seq_len": 17, **given})) == tuple(tensors.split())
+
+
+@pytest.mark.parametrize("query_len", [None, 1, 6, 17])
+def test_queries_are_the_last_positions(query_len: int | None) -> None:
+    experiment = experiment_from({"seq_len": 17, "query_len": query_len})
+
+    covered = {name: positions_of(name, experiment) for name in TENSORS}
+
+    assert covered["q"] == covered["dout"] == range(17 - (query_len or 17), 17)
+    assert covered["k"] == covered["v"] == range(17)
+
+
 @pytest.mark.parametrize(("tokens", "width"), [(1, 1), (17, 5), (17, 2**23), (17, 2**30)])
 def test_pieces_partition_a_sequence(tokens: int, width: int) -> None:
     pieces = list(pieces_of(tokens, width))
 
     assert [at for piece in pieces for at in piece] == list(range(tokens))
     assert all(len(piece) * width <= room.PIECE_VALUES or len(piece) == 1 for piece in pieces)
+    assert [at for piece in pieces_of(tokens, width, tokens // 3) for at in piece] == list(
+        range(tokens // 3, tokens)
+    )
 
 
 class TestShard:
@@ -188,21 +212,46 @@ class TestShard:
             shard_of(Generated(self.EXPERIMENT), "q", (range(1),), self.EXPERIMENT, stop)
 
 
+@pytest.mark.parametrize("query_len", [None, 6])
 @pytest.mark.parametrize("piece_values", [1, 35, 2**23])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_digest_is_that_of_the_whole_array(
-    dtype: str, piece_values: int, monkeypatch: pytest.MonkeyPatch
+def test_the_digest_is_that_of_all_positions_covered(
+    dtype: str, piece_values: int, query_len: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room, "PIECE_VALUES", piece_values)
-    experiment = experiment_from({"seq_len": 17, "batch": 2, "heads": 3, "head_dim": 5, "dtype": dtype})
+    experiment = experiment_from(
+        {"seq_len": 17, "batch": 2, "heads": 3, "head_dim": 5, "dtype": dtype, "query_len": query_len}
+    )
     problem = Generated(experiment)
 
     for tensor in TENSORS:
         array = whole(problem, tensor, batch=2)
+        if tensor in ("q", "dout"):
+            array = array[:, :, -experiment.num_queries :]
         assert (
             sha256_of(problem, tensor, experiment, lambda: None)
             == hashlib.sha256(array.tobytes()).hexdigest()
         )
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "digests"),
+    [
+        ("float32", ("077cbd990cfebbce", "ec7cd9835e5ea4f2", "95b5c19910c5e4dc")),
+        ("bfloat16", ("0cbc5517082bce3f", "fa9489c0b859399a", "dc2472a7274c2182")),
+    ],
+)
+def test_generated_values_are_those_of_earlier_versions(
+    dtype: str, digests: tuple[str, ...], backward: bool
+) -> None:
+    """Result files record digests of their inputs, which are made again to verify them."""
+    given = {"seq_len": 17, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 5, "seed": 3}
+    experiment = experiment_from({**given, "dtype": dtype, "backward": backward})
+
+    found = (sha256_of(Generated(experiment), name, experiment, lambda: None) for name in "qkv")
+
+    assert tuple(digest[:16] for digest in found) == digests
 
 
 def inputs(dtype: Any = np.float32, heads: int = 4, kv_heads: int = 2) -> dict[str, Array]:
@@ -350,6 +399,83 @@ class TestFromFile:
 
         assert np.array_equal(rows, tensors["q"])
 
+    def test_fewer_queries_are_the_last_positions(self, tmp_path: Path) -> None:
+        tensors = inputs()
+        tensors["q"] = tensors["q"][:, :, :6]
+        path = write_inputs(tmp_path / "in.h5", tensors)
+        experiment = experiment_on(path)
+        problem = problem_of(experiment)
+
+        assert (experiment.seq_len, experiment.query_len) == (17, 6)
+        rows = problem.rows("q", (range(11, 13), range(13, 17, 3)), range(4), range(2))
+        assert np.array_equal(rows, tensors["q"][:, :, [0, 1, 2, 5]])
+        assert np.array_equal(whole(problem, "k", batch=2), tensors["k"])
+        shard = shard_of(problem, "q", (range(15, 17),), experiment, lambda: None)
+        assert np.array_equal(shard, tensors["q"][:, :, 4:])
+        digest = hashlib.sha256(tensors["q"].tobytes()).hexdigest()
+        assert sha256_of(problem, "q", experiment, lambda: None) == digest
+
+    def test_the_last_queries_of_a_whole_file_may_be_asked_for(self, tmp_path: Path) -> None:
+        tensors = inputs()
+        path = write_inputs(tmp_path / "in.h5", tensors)
+        experiment = experiment_on(path, query_len=6)
+        problem = problem_of(experiment)
+
+        assert "query_len" not in describe_input(path)
+        rows = problem.rows("q", (range(11, 17),), range(4), range(2))
+        assert np.array_equal(rows, tensors["q"][:, :, 11:])
+        digest = hashlib.sha256(tensors["q"][:, :, 11:].tobytes()).hexdigest()
+        assert sha256_of(problem, "q", experiment, lambda: None) == digest
+
+    def test_another_number_of_queries_than_the_file_has_is_refused(self, tmp_path: Path) -> None:
+        tensors = inputs()
+        tensors["q"] = tensors["q"][:, :, :6]
+        path = write_inputs(tmp_path / "in.h5", tensors)
+
+        assert experiment_on(path, query_len=6).num_queries == 6
+        with pytest.raises(ConfigError, match=r"query_len=5: .*has query_len=6"):
+            experiment_on(path, query_len=5)
+
+    @pytest.mark.parametrize("queries", [17, 6])
+    @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+    def test_a_dout_of_a_file_is_used(self, tmp_path: Path, dtype: str, queries: int) -> None:
+        tensors = inputs(DTYPES[dtype])
+        dout = inputs(DTYPES[dtype])["q"][::-1, :, :queries]
+        tensors |= {"q": tensors["q"][:, :, :queries], "dout": dout}
+        path = write_inputs(tmp_path / "in.h5", tensors)
+        experiment = experiment_on(path, backward=True)
+        problem = problem_of(experiment)
+
+        rows = problem.rows("dout", (range(17 - queries, 17),), range(4), range(2))
+
+        assert problem.heads_of("dout") == 4
+        assert np.array_equal(rows, dout)
+        digest = hashlib.sha256(dout.tobytes()).hexdigest()
+        assert sha256_of(problem, "dout", experiment, lambda: None) == digest
+
+    def test_a_dout_that_a_file_lacks_is_generated(self, tmp_path: Path) -> None:
+        experiment = experiment_on(write_inputs(tmp_path / "in.h5", inputs()), backward=True, seed=5)
+
+        found = whole(problem_of(experiment), "dout", batch=2)
+
+        assert np.array_equal(found, whole(Generated(experiment), "dout", batch=2))
+
+    def test_inputs_in_a_group_may_hold_the_queries_alone(self, tmp_path: Path) -> None:
+        tensors = inputs()
+        tensors["dout"] = tensors["q"] + 1
+        with h5py.File(tmp_path / "in.h5", "w") as file:
+            for name, array in tensors.items():
+                last = 6 if name in ("q", "dout") else 17
+                file[f"inputs/{name}"] = array[:, :, -last:]
+        given = {"seq_len": 17, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 5}
+        experiment = experiment_from(given | {"query_len": 6, "backward": True})
+        problem = FromFile(experiment, str(tmp_path / "in.h5"), "inputs")
+
+        for name, array in tensors.items():
+            at = positions_of(name, experiment)
+            rows = problem.rows(name, (at,), range(problem.heads_of(name)), range(2))
+            assert np.array_equal(rows, array[:, :, at.start :])
+
 
 def without(name: str) -> dict[str, Array]:
     return {key: array for key, array in inputs().items() if key != name}
@@ -369,7 +495,23 @@ REFUSED: dict[str, tuple[dict[str, Array], list[str]]] = {
     ),
     "other tokens": (
         with_(k=np.zeros((2, 2, 16, 5), "f4"), v=np.zeros((2, 2, 16, 5), "f4")),
-        ["(2, 2, 16, 5)", "(2, 4, 17, 5)", "alike"],
+        ["(2, 2, 16, 5)", "(2, 4, 17, 5)", "/q may have at most as many tokens as /k"],
+    ),
+    "k and v of other lengths": (
+        with_(v=np.zeros((2, 2, 16, 5), "f4")),
+        ["/k (2, 2, 17, 5)", "/v (2, 2, 16, 5)", "alike"],
+    ),
+    "dout of other tokens": (
+        with_(dout=np.zeros((2, 4, 16, 5), "f4")),
+        ["/dout (2, 4, 16, 5) float32", "shape and dtype of /q, (2, 4, 17, 5) float32"],
+    ),
+    "dout of the keys' heads": (
+        with_(dout=np.zeros((2, 2, 17, 5), "f4")),
+        ["/dout (2, 2, 17, 5)", "shape and dtype of /q"],
+    ),
+    "dout of another dtype": (
+        with_(dout=np.zeros((2, 4, 17, 5), "f8")),
+        ["/dout (2, 4, 17, 5) float64", "shape and dtype of /q, (2, 4, 17, 5) float32"],
     ),
     "other batch": (with_(q=np.zeros((1, 4, 17, 5), "f4")), ["/q (1, 4, 17, 5)", "alike"]),
     "other width": (with_(q=np.zeros((2, 4, 17, 6), "f4")), ["/q (2, 4, 17, 6)", "alike"]),
@@ -403,7 +545,7 @@ def test_tensors_that_do_not_belong_together_are_refused(
 def test_a_mark_that_contradicts_the_stored_type_is_refused(tmp_path: Path) -> None:
     path = write_inputs(tmp_path / "in.h5", inputs())
     with h5py.File(path, "r+") as file:
-        for name in TENSORS:
+        for name in "qkv":
             file[name].attrs["dtype"] = "bfloat16"
 
     with pytest.raises(ConfigError, match="bfloat16"):
@@ -417,6 +559,15 @@ def test_groups_in_the_place_of_tensors_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="no dataset /q"):
         describe_input(str(tmp_path / "in.h5"))
+
+
+def test_a_group_in_the_place_of_dout_is_refused(tmp_path: Path) -> None:
+    path = write_inputs(tmp_path / "in.h5", inputs())
+    with h5py.File(path, "r+") as file:
+        file.create_group("dout")
+
+    with pytest.raises(ConfigError, match="/dout must be a dataset"):
+        describe_input(path)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dense import attend_dense_backward, differences, pairs_between
 from numpy.typing import NDArray
 
-from ringmpi.reference import Rule, attend
+from ringmpi.reference import Rows, Rule, attend, delta_of, key_gradients, query_gradient
 
 Array = NDArray[Any]
 
@@ -23,6 +24,29 @@ def run(
     tokens = len(k)
     cuts = [np.arange(start, min(start + piece, tokens)) for start in range(0, tokens, piece)]
     return attend(q, np.arange(len(q)), lambda: [(at, k[at], v[at]) for at in cuts], rule, dtype)
+
+
+def gradients(
+    tensors: tuple[Array, Array, Array, Array],
+    rule: Rule,
+    dtype: Any = np.float64,
+    piece: int = 5,
+    block: int = 4,
+) -> tuple[Array, Array, Array]:
+    """Return dq, dk and dv of one head, for q, k, v and dout; rows are the last positions, in blocks."""
+    q, k, v, dout = tensors
+    cuts = [np.arange(start, min(start + piece, len(k))) for start in range(0, len(k), piece)]
+    pieces = [(at, k[at], v[at]) for at in cuts]
+    blocks = []
+    for start in range(0, len(q), block):
+        at = np.arange(start, min(start + block, len(q)))
+        positions = at + len(k) - len(q)
+        out, lse = attend(q[at], positions, lambda: pieces, rule, dtype)
+        delta = delta_of(dout[at], out, dtype)
+        blocks.append(Rows(positions, q[at], dout[at], lse, delta))
+    dq = [query_gradient(rows, lambda: pieces, rule, dtype) for rows in blocks]
+    dk, dv = zip(*(key_gradients(piece, blocks, rule, dtype) for piece in pieces), strict=True)
+    return np.concatenate(dq), np.concatenate(dk), np.concatenate(dv)
 
 
 CLOSED_FORMS: dict[str, tuple[dict[str, Any], Any, Any]] = {
@@ -152,6 +176,201 @@ def test_huge_equal_scores_average(size: float) -> None:
     out, _ = run(q, k, np.array([[1], [2], [6]], np.float32), rule, np.float32)
 
     assert out.ravel().tolist() == [3, 3, 3]
+
+
+def random_tensors(seed: int, rows: int = 17, keys: int = 17, head_dim: int = 5) -> Any:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=(n, head_dim)) for n in (rows, keys, keys, rows))
+
+
+def as_heads(tensors: tuple[Array, ...]) -> Any:
+    return tuple(tensor[None, None] for tensor in tensors)
+
+
+#: Sums of up to 17 products of numbers of size 1, and of rounded ones, on either side.
+SUMS = 2 * 17 * 8 * EPS
+
+RULES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window 0": {"causal": True, "window": 0},
+    "window 7": {"causal": True, "window": 7},
+    "open window": {"window": 3},
+    "packed causal": {"causal": True, "documents": (0, 5, 5, 17)},
+    "packed": {"documents": (0, 5, 17)},
+}
+
+
+def rule_of(options: dict[str, Any], scale: float = 0.7) -> Rule:
+    return Rule(**({"causal": False, "window": None, "documents": None} | options), softmax_scale=scale)
+
+
+def pairs_of(options: dict[str, Any], rows: int) -> NDArray[np.bool_]:
+    return pairs_between(np.arange(17 - rows, 17), np.arange(17), **options)
+
+
+@pytest.mark.parametrize("rows", [17, 6, 1])
+@pytest.mark.parametrize("piece", [1, 5, 64])
+@pytest.mark.parametrize("options", RULES.values(), ids=RULES.keys())
+def test_gradients_agree_with_the_derivative_of_a_softmax(
+    options: dict[str, Any], piece: int, rows: int
+) -> None:
+    tensors = random_tensors(rows, rows)
+
+    found = gradients(tensors, rule_of(options), piece=piece)
+
+    expected = attend_dense_backward(as_heads(tensors), pairs_of(options, rows), 0.7, np.float64)
+    for one, other in zip(found, expected, strict=True):
+        assert (np.abs(one - other[0, 0]) <= SUMS * max(1, np.abs(other).max())).all()
+
+
+@pytest.mark.parametrize("rows", [17, 6])
+@pytest.mark.parametrize("options", RULES.values(), ids=RULES.keys())
+def test_gradients_agree_with_central_differences(options: dict[str, Any], rows: int) -> None:
+    tensors = random_tensors(rows, rows, head_dim=2)
+    step = 1e-4
+
+    found = gradients(tensors, rule_of(options))
+
+    expected = differences(as_heads(tensors), pairs_of(options, rows), 0.7, step)
+    for one, other in zip(found, expected, strict=True):
+        # The loss is of size 30 and rounded to its last place, and third derivatives are of size 10.
+        assert (np.abs(one - other[0, 0]) <= 100 * EPS / step + 10 * step**2).all()
+    assert np.abs(found[0]).max() > 0.1 or options.get("window") == 0
+
+
+def test_the_oracle_agrees_with_central_differences_in_grouped_heads() -> None:
+    rng = np.random.default_rng(5)
+    shapes = ((2, 4, 3, 2), (2, 2, 6, 2), (2, 2, 6, 2), (2, 4, 3, 2))
+    tensors = tuple(rng.normal(size=shape) for shape in shapes)
+    allowed = pairs_between(np.arange(3, 6), np.arange(6), causal=True, window=3)
+
+    found = attend_dense_backward(tensors, allowed, 0.7, np.float64)
+
+    for one, other in zip(found, differences(tensors, allowed, 0.7, 1e-4), strict=True):
+        assert one.shape == other.shape
+        assert (np.abs(one - other) <= 100 * EPS / 1e-4 + 1e-7).all()
+
+
+@pytest.mark.parametrize("piece", [1, 3, 64])
+@pytest.mark.parametrize(("options", "first", "last"), CLOSED_FORMS.values(), ids=CLOSED_FORMS.keys())
+def test_equal_weights_give_gradients_in_closed_form(
+    options: dict[str, Any], first: Any, last: Any, piece: int
+) -> None:
+    """With q = 0 every key that a row sees weighs 1 / count, so every sum is one of whole numbers."""
+    scale, tokens = 0.5, np.arange(17.0)
+    q, k = np.zeros((17, 2)), np.stack([tokens, 3 - tokens], axis=1)
+    v, dout = np.stack([tokens**2, 5 * tokens], axis=1), np.stack([tokens, 7 + 0 * tokens], axis=1)
+
+    dq, dk, dv = gradients((q, k, v, dout), rule_of(options, scale), piece=piece)
+
+    for i in range(17):
+        seen = np.arange(first(i), last(i))
+        rise = v[seen] @ dout[i]
+        expected = scale * ((rise - rise.mean()) @ k[seen]) / len(seen)
+        assert np.abs(dq[i] - expected).max() <= 17 * EPS * np.abs(rise).max() * 17
+    for j in range(17):
+        rows = [i for i in range(17) if first(i) <= j < last(i)]
+        expected = sum(dout[i] / (last(i) - first(i)) for i in rows)
+        assert np.abs(dv[j] - expected).max() <= 17 * EPS * 17 * 17
+    assert not dk.any()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_everything_is_computed_in_the_dtype_asked_for(dtype: Any) -> None:
+    tensors = random_tensors(3)
+    exact = gradients(tensors, rule_of({"causal": True}))
+
+    found = gradients(tensors, rule_of({"causal": True}), dtype)
+
+    eps = float(np.finfo(dtype).eps)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == dtype
+        assert np.abs(one - other).max() <= SUMS / EPS * eps
+        assert dtype == np.float64 or np.abs(one - other).max() > eps / 4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+@pytest.mark.parametrize("piece", [1, 5, 17])
+@pytest.mark.parametrize("name", ["k", "v", "q", "dout"])
+def test_a_wild_value_behind_the_mask_reaches_no_gradient(name: str, piece: int, bad: float) -> None:
+    """Token 8 is seen by rows 8 to 11 and sees keys 5 to 8."""
+    tensors = random_tensors(2)
+    rule = rule_of({"causal": True, "window": 3})
+    clean = gradients(tensors, rule, piece=piece)
+    tensors["qkv".find(name) if name != "dout" else 3][8] = bad
+
+    found = dict(zip(("dq", "dk", "dv"), gradients(tensors, rule, piece=piece), strict=True))
+
+    # A wild key or value is in the softmax of rows 8 to 11, and so in all that those see.
+    rows = range(8, 12) if name in ("k", "v") else range(8, 9)
+    keys = range(5, 12) if name in ("k", "v") else range(5, 9)
+    for (tensor, one), other in zip(found.items(), clean, strict=True):
+        hidden = [i for i in range(17) if i not in (rows if tensor == "dq" else keys)]
+        assert (np.abs(one - other)[hidden] <= SUMS).all(), tensor
+    assert not all(np.isfinite(one).all() for one in found.values())
+
+
+def test_rows_and_keys_that_see_nothing_have_no_gradient() -> None:
+    q, k, v, dout = random_tensors(4, rows=3, keys=3)
+    rule = rule_of({"causal": True})
+    piece = (np.array([2, 3, 4]), k, v)
+    out, lse = attend(q, np.arange(3), lambda: [piece], rule, np.float64)
+    dout[0] = np.nan
+    rows = Rows(np.arange(3), q, dout, lse, delta_of(dout, out, np.float64))
+
+    dq = query_gradient(rows, lambda: [piece], rule, np.float64)
+    dk, dv = key_gradients(piece, [rows], rule, np.float64)
+
+    # Row 2 sees key 2 alone, so its weight is 1 whatever the score.
+    assert not dq[:2].any()
+    assert not dk[1:].any()
+    assert not dv[1:].any()
+    assert (np.abs(dv[0] - dout[2]) <= 4 * EPS * np.abs(dout[2])).all()
+
+
+def test_keys_of_minus_infinity_weigh_nothing_and_have_no_gradient() -> None:
+    q, k, v, dout = random_tensors(6, head_dim=1)
+    q[:] = np.abs(q)
+    clean = gradients((q[2:], k[2:], v[2:], dout[2:]), rule_of({"causal": True}))
+    k[:2] = -np.inf
+
+    dq, dk, dv = gradients((q, k, v, dout), rule_of({"causal": True}))
+
+    for found, expected in zip((dq, dk, dv), clean, strict=True):
+        assert not found[:2].any()
+        assert np.abs(found[2:] - expected).max() <= SUMS
+
+
+def test_no_rows_and_no_keys_give_no_gradient() -> None:
+    q, k, v, dout = random_tensors(7)
+    none = np.arange(0)
+    rows = Rows(none, q[:0], dout[:0], np.empty(0), np.empty(0))
+    rule = rule_of({})
+
+    assert query_gradient(rows, lambda: [(np.arange(17), k, v)], rule, np.float64).shape == (0, 5)
+    dk, dv = key_gradients((np.arange(17), k, v), [rows], rule, np.float64)
+    assert not dk.any()
+    assert not dv.any()
+    assert key_gradients((none, k[:0], v[:0]), [rows], rule, np.float64)[0].shape == (0, 5)
+
+
+def test_very_negative_scores_keep_their_gradient() -> None:
+    """Scores of -5e5 weigh as their differences do; exp of any of them alone is 0."""
+    q, k, v, dout = random_tensors(8, head_dim=2)
+    q[:, 0], k[:, 0] = 1000, -1000
+    q[:, 1], k[:, 1] = 1, np.arange(17) / 8
+
+    found = gradients((q, k, v, dout), rule_of({}, 0.5))
+
+    small = (q[:, 1:], k[:, 1:])
+    expected = attend_dense_backward(
+        as_heads((*small, v, dout)), np.ones((17, 17), bool), 0.5, np.float64
+    )
+    # Scores and lse are rounded to their last place, 6e-11, in a sum over keys of 1000.
+    assert np.abs(found[0][:, 1:] - expected[0][0, 0]).max() <= 17 * 6e-11
+    assert np.abs(found[1][:, 1:] - expected[1][0, 0]).max() <= 17 * 6e-11
+    assert np.abs(found[2] - expected[2][0, 0]).max() <= 17 * 6e-11
 
 
 def test_the_judge_loads_no_other_room() -> None:

@@ -25,6 +25,13 @@ def state_over(scores: Array, values: Array) -> State:
     )
 
 
+def merged(state: State, other: State) -> State:
+    """Return the two merged, into a copy."""
+    both = State(state.acc.copy(), state.row_max.copy(), state.row_sum.copy())
+    merge(both, other)
+    return both
+
+
 def row(acc: list[float], row_max: float, row_sum: float, dtype: Any = np.float64) -> State:
     return State(
         np.array(acc, dtype).reshape(1, 1, 1, -1),
@@ -71,17 +78,17 @@ def test_the_identity_has_seen_no_key() -> None:
 def test_merging_with_the_identity_gives_the_same_bits(state: State, side: str) -> None:
     nothing = State.identity((1, 1, 1, 3), state.acc.dtype)
 
-    merged = merge(nothing, state) if side == "left" else merge(state, nothing)
+    both = merged(nothing, state) if side == "left" else merged(state, nothing)
 
-    assert_same_bits(merged, state)
+    assert_same_bits(both, state)
 
 
 def test_merging_with_the_identity_keeps_the_value_of_a_negative_zero() -> None:
     state = row([-0.0, 1.0], 0.5, 1.0)
 
-    merged = merge(State.identity((1, 1, 1, 2), np.dtype(np.float64)), state)
+    both = merged(State.identity((1, 1, 1, 2), np.dtype(np.float64)), state)
 
-    assert np.array_equal(merged.acc, state.acc)
+    assert np.array_equal(both.acc, state.acc)
 
 
 def test_merge_weights_are_those_of_base_e() -> None:
@@ -89,20 +96,53 @@ def test_merge_weights_are_those_of_base_e() -> None:
     a = row([1.0], math.log(3.0), 1.0)
     b = row([10.0], math.log(24.0), 1.0)
 
-    out, lse = finish(merge(a, b))
+    out, lse = finish(merged(a, b))
 
     # Two exponentials of rounded logarithms and three more operations: a few epsilons of each value.
     assert abs(out.item() - (1 / 9 + 80 / 9)) <= 16 * np.finfo(np.float64).eps * 9
     assert abs(lse.item() - math.log(27.0)) <= 8 * np.finfo(np.float64).eps * math.log(27.0)
 
 
-def test_merge_leaves_its_operands_alone() -> None:
+def test_merge_works_in_the_memory_of_the_first_and_leaves_the_other_alone() -> None:
     a, b = row([1.0, 2.0], 0.0, 1.0), row([3.0, 4.0], 5.0, 2.0)
+    arrays = a.acc, a.row_max, a.row_sum
+    both = merged(a, b)
 
     merge(a, b)
 
-    assert_same_bits(a, row([1.0, 2.0], 0.0, 1.0))
+    assert a.acc is arrays[0]
+    assert a.row_max is arrays[1]
+    assert a.row_sum is arrays[2]
+    assert_same_bits(a, both)
+    assert a.row_max.item() == 5
     assert_same_bits(b, row([3.0, 4.0], 5.0, 2.0))
+
+
+def test_merge_works_in_views_of_larger_tensors() -> None:
+    whole = State.identity((2, 4, 6, 3), np.dtype(np.float32))
+    at = np.s_[:, 1:3, 2:5]
+    other = State(
+        np.full((2, 2, 3, 3), 6, np.float32),
+        np.ones((2, 2, 3), np.float32),
+        np.full((2, 2, 3), 2, np.float32),
+    )
+
+    merge(State(whole.acc[at], whole.row_max[at], whole.row_sum[at]), other)
+
+    assert (whole.acc[at] == 6).all()
+    assert (whole.row_max[at] == 1).all()
+    assert (whole.row_sum[at] == 2).all()
+    assert np.isfinite(whole.row_max).sum() == 12
+    assert (whole.acc != 0).sum() == 36
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_far_below_another_is_forgotten_and_never_nan(dtype: Any) -> None:
+    most = np.finfo(dtype).max
+    low, high = row([1.0], -most, 1.0, dtype), row([2.0], most, 1.0, dtype)
+
+    for both in (merged(low, high), merged(high, low)):
+        assert_same_bits(both, high)
 
 
 def test_a_row_without_a_key_ends_as_zero_and_minus_infinity() -> None:
@@ -115,7 +155,7 @@ def test_a_row_without_a_key_ends_as_zero_and_minus_infinity() -> None:
 
 
 def test_rows_with_and_without_keys_do_not_mix() -> None:
-    state = merge(
+    state = merged(
         State.identity((1, 1, 2, 1), np.dtype(np.float64)),
         State(
             np.array([6.0, 0.0]).reshape(1, 1, 2, 1),
@@ -145,7 +185,7 @@ def test_huge_equal_scores_average_their_values(size: float) -> None:
     a = row([2.0], size, 1.0, np.float32)
     b = row([4.0], size, 1.0, np.float32)
 
-    out, lse = finish(merge(a, b))
+    out, lse = finish(merged(a, b))
 
     assert out.item() == 3.0
     assert lse.item() == np.float32(size)
@@ -156,7 +196,7 @@ def test_a_score_far_below_another_has_no_weight(gap: float) -> None:
     low = row([100.0], -gap, 1.0, np.float32)
     high = row([4.0], gap, 1.0, np.float32)
 
-    out, lse = finish(merge(low, high))
+    out, lse = finish(merged(low, high))
 
     assert out.item() == 4.0
     assert lse.item() == np.float32(gap)
@@ -185,7 +225,7 @@ def test_any_split_of_the_keys_gives_the_same_result(cuts: list[int]) -> None:
     state = State.identity((1, 1, 1, 3), np.dtype(np.float64))
 
     for part in parts:
-        state = merge(state, state_over(*part))
+        merge(state, state_over(*part))
     out, lse = finish(state)
 
     whole, whole_lse = finish(state_over(scores, values))

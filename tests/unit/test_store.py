@@ -17,6 +17,7 @@ import ringmpi
 from ringmpi.config import Experiment, experiment_from
 from ringmpi.errors import BAD_PARAMETER, ConfigError, StoreError
 from ringmpi.layout import Layout
+from ringmpi.schedule import Pass
 from ringmpi.store import FORMAT_VERSION, ResultFile, ResultWriter, refusal
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
@@ -132,6 +133,36 @@ class TestTensors:
         with ResultFile(tmp_path / "a.h5") as result:
             found = result.rows("out", 0, 0, (range(3),)).astype(np.float64)
         assert np.isnan(found).all(axis=1).tolist() == [True, False, True]
+
+    def test_tokens_may_begin_later_in_the_sequence(self, tmp_path: Path) -> None:
+        """As results of the last queries do: rows are named by their global positions."""
+        dq = np.arange(2 * 3 * 2, dtype=np.float32).reshape(1, 2, 3, 2)
+
+        with ResultWriter(tmp_path / "a.h5") as writer:
+            writer.tensor("outputs/dq", dq.shape, dq.dtype, first=40)
+            writer.write_rows("outputs/dq", range(40, 43, 2), dq[:, :, ::2])
+            writer.write_rows("outputs/dq", range(41, 42), dq[:, :, 1:2])
+            written = writer.rows("dq", 0, 1, (range(41, 43),))
+            finish(writer)
+
+        assert np.array_equal(written, dq[0, 1, 1:])
+        with h5py.File(tmp_path / "a.h5", "r") as file:
+            dataset = file["outputs/dq"]
+            assert np.array_equal(dataset[...], dq)
+            assert dataset.attrs["first_token"] == 40
+            assert dataset.attrs["description"] == "index i along tokens is global token 40 + i"
+        with ResultFile(tmp_path / "a.h5") as result:
+            assert np.array_equal(result.rows("dq", 0, 0, (range(40, 43, 2),)), dq[0, 0, ::2])
+
+    def test_a_tensor_without_a_first_token_begins_at_the_first(self, tmp_path: Path) -> None:
+        """As in files of an older ringmpi."""
+        path = write(tmp_path / "a.h5", out=np.arange(6, dtype=np.float32).reshape(1, 1, 3, 2))
+        with h5py.File(path, "r+") as file:
+            assert file["outputs/out"].attrs["first_token"] == 0
+            del file["outputs/out"].attrs["first_token"]
+
+        with ResultFile(path) as result:
+            assert result.rows("out", 0, 0, (range(1, 3),)).tolist() == [[2, 3], [4, 5]]
 
     def test_a_tensor_is_made_once(self, tmp_path: Path) -> None:
         with ResultWriter(tmp_path / "a.h5") as writer:
@@ -326,6 +357,29 @@ class TestFacts:
             assert result.interrupted is None
             assert result.command == "ringmpi run --seq-len 7"
 
+    def test_options_of_methods_come_back(self, tmp_path: Path) -> None:
+        experiment = experiment_from(
+            {"seq_len": 7, "query_len": 2, "method": "hybrid", "ulysses_degree": 2, "inner": 3}
+            | {"backward": True, "link": "1Gbit/s,1ms,shared"}
+        )
+        with ResultWriter(tmp_path / "a.h5") as writer:
+            finish(writer, experiment)
+
+        with ResultFile(tmp_path / "a.h5") as result:
+            assert result.experiment == experiment
+            assert (result.experiment.num_queries, result.experiment.group_ranks) == (2, 2)
+
+    def test_a_file_from_before_an_option_was_there_has_its_default(self, tmp_path: Path) -> None:
+        newer = ("query_len", "ulysses_degree", "inner", "backward", "link")
+        path = write(tmp_path / "a.h5")
+        with h5py.File(path, "r+") as file:
+            record = json.loads(file.attrs["config"])
+            file.attrs["config"] = json.dumps({k: v for k, v in record.items() if k not in newer})
+
+        with ResultFile(path) as result:
+            assert result.experiment == EXPERIMENT
+            assert result.directions == []
+
     def test_a_command_with_bytes_that_are_no_text_does_not_lose_the_result(
         self, tmp_path: Path
     ) -> None:
@@ -420,6 +474,27 @@ class TestFacts:
                 same = getattr(one, name)
                 assert same == value or (same != same and value != value)
 
+    def test_verdicts_come_in_the_order_of_the_passes(self, tmp_path: Path) -> None:
+        verdicts = [
+            Verdict(name, True, 0.0, 0.0, 0.0, 1e-6, 1e-7, 1e-6, 1e-7, 14, [0, 1, 6, 2], 2, 0.5, 0.5)
+            for name in ("out", "lse", "dq", "dk", "dv")
+        ]
+        with ResultWriter(tmp_path / "a.h5") as writer:
+            writer.verdicts("full", verdicts[::-1])
+            finish(writer)
+
+        with ResultFile(tmp_path / "a.h5") as result:
+            assert result.verdicts() == verdicts
+
+    def test_stored_inputs_are_all_or_none(self, tmp_path: Path) -> None:
+        for names, there in (("qk", False), ("qkv", True)):
+            with ResultWriter(tmp_path / "a.h5") as writer:
+                for name in names:
+                    writer.tensor(f"inputs/{name}", (1, 1, 3, 2), np.dtype(np.float32))
+                finish(writer)
+            with ResultFile(tmp_path / "a.h5") as result:
+                assert result.has_inputs == there
+
     def test_a_run_that_was_not_verified_has_no_verdicts(self, tmp_path: Path) -> None:
         with ResultWriter(tmp_path / "a.h5") as writer:
             writer.verdicts("none", [])
@@ -431,12 +506,18 @@ class TestFacts:
 
 class TestTimings:
     @staticmethod
-    def write_timings(path: Path, repeats: int, records: Array) -> None:
+    def write_timings(path: Path, repeats: int, records: Array, backward: Array | None = None) -> None:
         with ResultWriter(path) as writer:
-            for group in ("timings", "timings/alone"):
-                writer.records(group, (repeats, *records.shape[1:]))
-                for rank in range(records.shape[1]):
-                    writer.write_records(group, rank, records[:, rank])
+            groups = (
+                {"timings": records}
+                if backward is None
+                else {"timings": records, "timings/backward": backward}
+            )
+            for group, found in groups.items():
+                for name in (group, f"{group}/alone"):
+                    writer.records(name, (repeats, *found.shape[1:]))
+                    for rank in range(found.shape[1]):
+                        writer.write_records(name, rank, found[:, rank])
             writer.table("clocks/measured_at", np.array([[1.0, 2.0, 3.0]]), "s", "when")
             writer.table("clocks/offset", np.array([[0.0, 0.25, -0.1]]), "s", "offset")
             writer.table("clocks/drift", np.array([0.0, 1e-6, 0.0]), "1", "drift")
@@ -457,6 +538,42 @@ class TestTimings:
         assert timings.clocks.measured_at.tolist() == [1.0, 2.0, 3.0]
         assert timings.clocks.offset.tolist() == [0.0, 0.25, -0.1]
         assert timings.clocks.drift.tolist() == [0.0, 1e-6, 0.0]
+
+    def test_the_way_back_has_records_of_its_own(self, tmp_path: Path) -> None:
+        """It has other steps than the way there."""
+        rng = np.random.default_rng(1)
+        forward, backward = np.zeros((2, 3, 4), RECORD), np.zeros((2, 3, 5), RECORD)
+        for name in QUANTITIES:
+            forward[name], backward[name] = rng.random(forward.shape), rng.random(backward.shape)
+        self.write_timings(tmp_path / "a.h5", 2, forward, backward)
+
+        with ResultFile(tmp_path / "a.h5") as result:
+            assert result.directions == [Pass.FORWARD, Pass.BACKWARD]
+            there, back = result.timings(), result.timings(Pass.BACKWARD)
+
+        assert np.array_equal(there.records, forward)
+        assert np.array_equal(there.alone, forward)
+        assert np.array_equal(back.records, backward)
+        assert np.array_equal(back.alone, backward)
+        assert np.array_equal(back.clocks.offset, there.clocks.offset)
+
+    def test_a_run_without_a_way_back_has_none(self, tmp_path: Path) -> None:
+        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))
+
+        with ResultFile(tmp_path / "a.h5") as result:
+            assert result.directions == [Pass.FORWARD]
+
+    def test_a_quantity_that_an_older_file_lacks_is_nan(self, tmp_path: Path) -> None:
+        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))
+        with h5py.File(tmp_path / "a.h5", "r+") as file:
+            del file["timings/hops"]
+
+        with ResultFile(tmp_path / "a.h5") as result:
+            assert result.has("timings/messages")
+            assert not result.has("timings/hops")
+            records = result.timings().records
+        assert np.isnan(records["hops"]).all()
+        assert not records["messages"].any()
 
     def test_each_quantity_is_a_float64_dataset_with_its_unit(self, tmp_path: Path) -> None:
         self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))

@@ -37,6 +37,8 @@ def test_the_quantities_of_the_file_format_are_there() -> None:
         "sent",
         "step_end",
         "bytes_sent",
+        "messages",
+        "hops",
         "flops",
     }
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,123 +11,28 @@ from dense import DTYPES, attend_dense, pairs_between
 from numpy.typing import NDArray
 
 from ringmpi.config import Experiment, experiment_from
-from ringmpi.devices import Block, NumpyDevice, Queries
-from ringmpi.layout import Layout, Runs
-from ringmpi.mask import Mask
-from ringmpi.problem import TENSORS, Generated, Problem
-from ringmpi.softmax import state_dtype
-from ringmpi.verify import Verdict, verify
+from ringmpi.layout import Runs
+from ringmpi.problem import Generated
+from ringmpi.verify import verify
+
+from .judging import (
+    CONTROL_DTYPES,
+    GIVEN,
+    LAYOUT,
+    MASKS,
+    NARROW,
+    SIZE,
+    TOKENS,
+    Arrays,
+    Held,
+    control,
+    judge,
+    ring_result,
+    scale_of,
+    tensors_of,
+)
 
 Array = NDArray[Any]
-
-#: The control experiment: awkward sizes, grouped heads, a layout whose rank order is not the token order.
-TOKENS, SIZE = 65, 3
-GIVEN: dict[str, Any] = {
-    "seq_len": TOKENS,
-    "batch": 2,
-    "heads": 4,
-    "kv_heads": 2,
-    "head_dim": 12,
-    "causal": True,
-    "layout": "zigzag",
-}
-LAYOUT = Layout("zigzag", TOKENS, SIZE)
-
-NARROW = ("float16", "bfloat16")
-CONTROL_DTYPES = ("float64", "float32", *NARROW)
-
-
-@dataclass
-class Held:
-    """A result in memory."""
-
-    out: Array
-    lse: Array
-
-    def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
-        at = np.concatenate([np.arange(run.start, run.stop, run.step) for run in runs])
-        return np.asarray(getattr(self, tensor)[batch, head, at])
-
-    def copy(self) -> Held:
-        return Held(self.out.copy(), self.lse.copy())
-
-
-@dataclass
-class Arrays:
-    """A problem in memory."""
-
-    q: Array
-    k: Array
-    v: Array
-
-    def heads_of(self, tensor: str) -> int:
-        return int(getattr(self, tensor).shape[1])
-
-    def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
-        at = np.array([position for run in runs for position in run], np.int64)
-        part = getattr(self, tensor)[batch.start : batch.stop, heads.start : heads.stop]
-        return np.asarray(part[:, :, at])
-
-
-def tensors_of(experiment: Experiment, problem: Problem | None = None) -> tuple[Array, Array, Array]:
-    problem = problem or Generated(experiment)
-    everything = (range(experiment.seq_len),)
-    batch = range(experiment.batch)
-    q, k, v = (problem.rows(name, everything, range(problem.heads_of(name)), batch) for name in TENSORS)
-    return q, k, v
-
-
-def scale_of(experiment: Experiment) -> float:
-    return experiment.softmax_scale or experiment.head_dim**-0.5
-
-
-def ring_result(
-    experiment: Experiment,
-    size: int = SIZE,
-    problem: Problem | None = None,
-    after_block: Callable[[Array], None] = lambda acc: None,
-) -> Held:
-    """Return what a ring of `size` ranks gives, with every rank computed here."""
-    q, k, v = tensors_of(experiment, problem)
-    layout = Layout(experiment.layout, experiment.seq_len, size)
-    mask = Mask(experiment.causal, experiment.window, experiment.documents)
-    held = Held(np.zeros_like(q), np.zeros(q.shape[:3], state_dtype(q.dtype)))
-    for rank in range(size):
-        mine = layout.positions(rank)
-        device = NumpyDevice(mask, scale_of(experiment))
-        queries = Queries(q[:, :, mine], mine)
-        state = device.begin(queries)
-        for step in range(size):
-            at = layout.positions((rank - step) % size)
-            work = device.attend(queries, Block(k[:, :, at], v[:, :, at], at), state)
-            while not work.advance():
-                pass
-            after_block(state.acc)
-        held.out[:, :, mine], held.lse[:, :, mine] = device.finish(queries, state)
-    return held
-
-
-def judge(experiment: Experiment, held: Held, problem: Problem | None = None) -> dict[str, Verdict]:
-    problem = problem or Generated(experiment)
-    layout = Layout(experiment.layout, experiment.seq_len, SIZE)
-    verdicts = verify(held, problem, experiment, layout, lambda done, total: None)
-    return {verdict.tensor: verdict for verdict in verdicts}
-
-
-def control(dtype: str) -> Experiment:
-    return experiment_from(GIVEN | {"dtype": dtype})
-
-
-MASKS: dict[str, dict[str, Any]] = {
-    "full": {"causal": False},
-    "causal": {},
-    "window": {"window": 7},
-    "documents": {"documents": (0, 1, 30, 30, 65)},
-    "one token": {"seq_len": 1},
-    "one head": {"heads": 1, "kv_heads": 1, "batch": 1, "head_dim": 1},
-    "own scale": {"softmax_scale": 0.9},
-    "several row blocks": {"seq_len": 530, "heads": 1, "kv_heads": 1, "batch": 1, "head_dim": 5},
-}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,7 +42,7 @@ def test_a_right_result_passes(given: dict[str, Any], dtype: str) -> None:
 
     verdicts = judge(experiment, ring_result(experiment))
 
-    rows = experiment.batch * experiment.heads * experiment.seq_len
+    rows = experiment.batch * experiment.heads * experiment.num_queries
     assert list(verdicts) == ["out", "lse"]
     for verdict in verdicts.values():
         assert verdict.passed, verdict.failure()
@@ -460,7 +365,9 @@ def test_nan_never_passes_even_where_a_single_pass_gives_nan_too(cause: str, ten
         k *= np.float32(1e30)
     else:
         k[:, :, 3] = np.nan
-    held = Held(np.full((1, 1, 7, 1), np.nan, np.float32), np.full((1, 1, 7), np.nan, np.float32))
+    held = Held(
+        np.full((1, 1, 7, 1), np.nan, np.float32), np.full((1, 1, 7), np.nan, np.float32), seq_len=7
+    )
 
     assert not judge(experiment, held, Arrays(q, k, v))[tensor].passed
 
@@ -561,7 +468,7 @@ def test_progress_may_give_up_and_the_threads_follow(monkeypatch: pytest.MonkeyP
     held = ring_result(experiment)
     monkeypatch.setattr(threading, "Event", Kept)
     with pytest.raises(KeyboardInterrupt):
-        verify(Slow(held.out, held.lse), Generated(experiment), experiment, LAYOUT, stop)
+        verify(Slow(held.out, held.lse, seq_len=530), Generated(experiment), experiment, LAYOUT, stop)
 
     # Out and lse of the block of rows that was under way, and none of the two that follow.
     assert read == [(range(256),)] * 2

@@ -9,6 +9,7 @@ its id, and every fault the moment at which it struck.
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -79,7 +80,8 @@ def _pickle() -> None:
     pickle.dumps(bytes(100_000))
 
 
-#: What a fault does when its place is reached. `flip` and `scale` are done by the places themselves.
+#: What a fault does when its place is reached. `flip`, `scale` and `scale-backward` are done by the places
+#: themselves.
 ACTIONS: dict[str, Callable[[], None]] = {
     "raise": _raise,
     "memory": _no_memory,
@@ -122,7 +124,10 @@ def _before(owner: Any, name: str, place: str) -> None:
 
 
 def _device(module: Any) -> None:
-    """``attend``: the first advance of each block. ``scale`` makes scores 1 % too large."""
+    """``attend``: the first advance of each block. ``scale`` makes scores 1 % too large.
+
+    ``scale-backward`` does so in the backward pass only.
+    """
     original = module.TileWork.advance
 
     def advance(self: Any) -> Any:
@@ -139,35 +144,61 @@ def _device(module: Any) -> None:
             make(self, mask, softmax_scale * 1.01)
 
         module.NumpyDevice.__init__ = too_large
+    if any(fault.action == "scale-backward" for fault in FAULTS):
+        attend_backward = module.NumpyDevice.attend_backward
+
+        def go_back(self: Any, *given: Any) -> Any:
+            wrong = copy.copy(self)
+            wrong.softmax_scale = self.softmax_scale * 1.01
+            return attend_backward(wrong, *given)
+
+        module.NumpyDevice.attend_backward = go_back
 
 
 def _exchange(module: Any) -> None:
-    """``start`` and ``finish`` of each step; a flip damages the block that is sent."""
-    start = module.Exchange.start
+    """``start`` and ``finish`` of each step, and ``send`` of each part that is checked.
+
+    A flip at ``start`` damages what is about to be sent, at ``send`` what is on its way.
+    """
+    start, write_note = module.Exchange.start, module.Exchange._write_note
 
     def damaged(self: Any, transfers: Any) -> None:
         if reached("start"):
             for transfer in transfers:
                 if transfer.direction is module.Direction.SEND:
-                    self.slot(transfer.slot, transfer.block)[-1] ^= 1
+                    self.slot(transfer.part, transfer.slot)[-1] ^= 1
         start(self, transfers)
 
+    def damaged_later(self: Any, flight: Any, data: Any) -> None:
+        write_note(self, flight, data)
+        if reached("send"):
+            data[-1] ^= 1
+
     module.Exchange.start = damaged
+    module.Exchange._write_note = damaged_later
     _before(module.Exchange, "finish", "finish")
 
 
 def _attention(module: Any) -> None:
-    """``forward``: each pass; a flip alters one bit of out."""
-    forward = module.RingAttention.forward
+    """``forward`` and ``backward``: each pass; a flip alters one bit of out, and of dk."""
+    forward, backward = module.RingAttention.forward, module.RingAttention.backward
 
     def altered(self: Any, *arrays: Any) -> Any:
         out, lse = forward(self, *arrays)
-        if reached("forward"):
-            out = out.copy()
-            out.reshape(-1).view("u1")[0] ^= 1
-        return out, lse
+        return _flipped(out) if reached("forward") else out, lse
+
+    def altered_back(self: Any, *arrays: Any) -> Any:
+        dq, dk, dv = backward(self, *arrays)
+        return dq, _flipped(dk) if reached("backward") else dk, dv
 
     module.RingAttention.forward = altered
+    module.RingAttention.backward = altered_back
+
+
+def _flipped(array: Any) -> Any:
+    array = array.copy()
+    array.reshape(-1).view("u1")[0] ^= 1
+    return array
 
 
 def _run(module: Any) -> None:
