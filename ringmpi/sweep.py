@@ -102,6 +102,9 @@ TABLE_WIDTH = 200
 #: Columns of the table where the backward pass is run too.
 BACKWARD_COLUMNS = ("gradient error", "gradient single", "backward ms", "backward stall")
 
+#: Options whose values contain commas.
+HAS_COMMAS = ("documents", "link")
+
 #: The method that stands for all of them; those that a rank count does not allow are left out.
 ALL = "all"
 
@@ -370,7 +373,7 @@ def _varied(entry: str) -> tuple[str, list[Any]]:
         raise ConfigError(
             f"vary={entry!r}: use OPTION=VALUE,VALUE with an option of run, such as dtype=float32,float64"
         )
-    values = text.split(";" if ";" in text or name == "documents" else ",")
+    values = text.split(";" if ";" in text or name in HAS_COMMAS else ",")
     if options()[name].metadata["kind"] is bool:
         truth = {"true": True, "false": False}
         if not set(values) <= set(truth):

@@ -277,7 +277,7 @@ def test_printed_commands_start_each_point_with_the_flags_of_its_launcher(
 
 VARIED = (
     "--vary dtype=float64,float16 --vary causal=true,false --vary window=0,7 --vary documents=0,10,40;0,40 "
-    "--vary softmax_scale=-0.5,1e-3 --vary seed=3"
+    "--vary softmax_scale=-0.5,1e-3 --vary seed=3 --vary link=1Gbit/s,1ms"
 )
 
 
@@ -309,6 +309,7 @@ def test_every_option_survives_the_way_into_a_command(tmp_path: Path) -> None:
         assert experiment.store_inputs
         found.append((experiment.dtype, experiment.causal, experiment.window, experiment.softmax_scale))
         assert experiment.documents in ((0, 10, 40), (0, 40))
+        assert experiment.link == "1Gbit/s,1ms"
     assert len(set(found)) == 16
     assert len({words[words.index("--output") + 1] for words in programs}) == 2**5
     assert not (tmp_path / "work" / "results").exists()
