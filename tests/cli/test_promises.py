@@ -51,6 +51,18 @@ MEMORY = {
     for size in (1, 2, 4, 8)
 }
 
+#: Not verified, since the judge of gradients holds whole heads on rank 0.
+BACKWARD_MEMORY = {
+    size: Scenario(
+        size,
+        f"run --seq-len {TOKENS} --heads {HEADS} --head-dim {WIDTH} --repeats 1 --causal --window 256 "
+        "--backward --verify none --output r.h5",
+        env={"RINGMPI_TEST_WATCH": "memory"},
+        timeout=90,
+    )
+    for size in (2, 8)
+}
+
 #: Bytes of a tensor of the whole sequence, such as q.
 TENSOR = HEADS * TOKENS * WIDTH * 4
 
@@ -69,6 +81,15 @@ def allowed_bytes(size: int) -> float:
     return (3 + 4 + 1 + 1) * 1.05 * TENSOR / size + CONSTANT
 
 
+def allowed_backward_bytes(size: int) -> float:
+    """Return the same for a run with gradients:
+
+    4 for q, k, v and dout, 4 for two blocks of keys and values, 6 for three sums of dk and dv, 4 for out, dq,
+    dk and dv, 4 for those of the pass before.
+    """
+    return (4 + 4 + 6 + 4 + 4) * 1.05 * TENSOR / size + CONSTANT
+
+
 def peaks(ended: Ended) -> dict[int, int]:
     found = {path.name: int(path.read_text()) for path in ended.marks.glob("peak-*")}
     return {int(name.removeprefix("peak-")): nbytes for name, nbytes in found.items()}
@@ -84,6 +105,18 @@ def test_rank_holds_its_shard_and_a_bounded_piece(ended: Ended, size: int) -> No
     found = peaks(ended)
     assert sorted(found) == list(range(size))
     assert max(found.values()) <= allowed_bytes(size), found
+
+
+@pytest.mark.parametrize(
+    ("ended", "size"),
+    [pytest.param(scenario, size, id=f"{size} ranks") for size, scenario in BACKWARD_MEMORY.items()],
+    indirect=["ended"],
+)
+def test_rank_holds_no_more_than_sums_beside_them_on_the_way_back(ended: Ended, size: int) -> None:
+    assert ended.returncode == 0, ended.told()
+    found = peaks(ended)
+    assert sorted(found) == list(range(size))
+    assert max(found.values()) <= allowed_backward_bytes(size), found
 
 
 def test_memory_of_a_rank_falls_with_the_number_of_ranks(queue: Queue) -> None:
