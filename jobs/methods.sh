@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # All methods side by side, forward and backward: errors over rank counts, then times under an emulated slow link.
-# About 20 minutes on 2 cores; resumes when it is started again.
+# About 15 minutes on 2 cores; resumes when it is started again.
 #
 # The link makes the interconnect the slow part, so that the times tell the methods apart also where ranks share
 # cores. Once each two ranks have a link of their own, once all that a rank sends goes through one network card.
 #
-# Usage:  bash jobs/methods.sh      RANKS=1,2,3,4,5,8 LINK_RANKS=2,4 SEQ_LEN=1024; writes results/methods.csv
+# Usage:  bash jobs/methods.sh      RANKS=1,2,3,4,5,8 LINK_RANKS=2,4 SEQ_LEN=512; writes results/methods.csv
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,7 +14,7 @@ source "$root/jobs/environment.sh"
 
 ranks=${RANKS:-1,2,3,4,5,8}
 link_ranks=${LINK_RANKS:-2,4}
-seq_len=${SEQ_LEN:-1024}
+seq_len=${SEQ_LEN:-512}
 repeats=${REPEATS:-5}
 link=${LINK:-100Mbit/s,1ms}
 out=${OUT:-$root/results}

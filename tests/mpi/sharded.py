@@ -66,7 +66,7 @@ SAME_WAYS = {
     for method in GROUP_OPTIONS
     for inner in sorted({1, MPI.COMM_WORLD.size})
 }
-ALL_WAYS = [*WAYS, *SAME_WAYS]
+ALL_WAYS = [*WAYS, *SAME_WAYS] if MPI.COMM_WORLD.size < 6 else WAYS
 
 #: Eight ranks on two cores are slow: of what does not depend on the rank count, each half takes another part.
 SOME_WAYS, OTHER_WAYS = (WAYS[0::2], WAYS[1::2]) if MPI.COMM_WORLD.size > 5 else (WAYS, WAYS)

@@ -10,6 +10,7 @@ import pytest
 from mpi4py import MPI
 from sharded import (
     OTHER_WAYS,
+    SOME_WAYS,
     Check,
     Problem,
     Way,

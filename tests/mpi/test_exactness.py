@@ -79,6 +79,7 @@ ODD_ARRAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.ranks(most=3)  # Shards are made contiguous before anything else happens.
 @pytest.mark.parametrize("kind", ODD_ARRAYS)
 def test_strides_byte_order_and_read_only_do_not_matter(
     comm: MPI.Comm, collective_assert: Check, kind: str

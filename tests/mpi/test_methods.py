@@ -65,7 +65,7 @@ def test_random_inputs_agree_with_dense_attention(
 ) -> None:
     """All masks and layouts, grouped heads, two batches, empty shards, few queries."""
     wrong: list[str] = []
-    for problem in spread(PROBLEMS, way, {1: 27, 3: 14, 5: 9, 8: 2}):
+    for problem in spread(PROBLEMS, way, {1: 27, 3: 14, 5: 8, 8: 2}):
         found = attend(comm, way, problem, random_tensors(problem))
         exact = problem.shards(comm, dense_answers(problem))
         # Scores and values are below 10, dout . v below 50. A gradient is a sum of weights p times that, and
@@ -90,7 +90,7 @@ def test_uniform_weights_give_means_of_positions(
 ) -> None:
     """A closed form that needs no reference, blind to nothing that concerns positions."""
     wrong: list[str] = []
-    for number, problem in enumerate(spread(UNIFORM, way, {2: 15, 4: 12, 5: 8, 8: 2})):
+    for number, problem in enumerate(spread(UNIFORM, way, {3: 15, 5: 8, 8: 2})):
         tensors, exact = uniform_problem(problem, bool(number % 2))
         found = attend(comm, way, problem, tensors)
         # Sums of at most 113 terms of at most 10312 in float64: 113 * 2**-53 * 10312 is below 2e-10. In the
@@ -148,7 +148,7 @@ def test_a_few_last_queries_see_all_keys_before_them(
     comm: MPI.Comm, collective_assert: Check, way: Way
 ) -> None:
     """Three queries and five keys: the last query is the last key, so they see 3, 4 and 5 keys."""
-    for layout in spread(list(LAYOUTS), way, {4: 3, 8: 1}):
+    for layout in spread(list(LAYOUTS), way, {3: 3, 8: 1}):
         problem = Problem(5, 3, layout, "causal", head_dim=1)
         found = attend(comm, way, problem, uniform_problem(problem, False)[0])
         mine = problem.mine(comm, "q")
@@ -207,7 +207,7 @@ def test_every_dtype_is_within_twice_a_single_pass(
 ) -> None:
     """The rule of ringmpi.verify, with a single pass in NumPy as the witness."""
     wrong: list[str] = []
-    dtypes = spread(list(DTYPES), way, {4: 4, 5: 2, 8: 1})
+    dtypes = spread(list(DTYPES), way, {3: 4, 5: 2, 8: 1})
     for dtype, layout in zip(dtypes, cycle(LAYOUTS), strict=False):
         problem = Problem(150, 0, layout, "causal", head_dim=16, dtype=dtype)
         exact, single = single_pass(problem)
@@ -296,6 +296,7 @@ def test_very_negative_scores_are_no_minus_infinity(
     collective_assert((found["dv"] == expected[:, None]).all(), found["dv"])
 
 
+@pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("head_dim", [1, 5, 12, 80, 96, 100, 256])
 def test_any_head_dim_keeps_its_own_scale(
     comm: MPI.Comm, collective_assert: Check, head_dim: int
@@ -324,7 +325,7 @@ def test_a_softmax_scale_is_the_users(comm: MPI.Comm, collective_assert: Check) 
 
 
 @pytest.mark.parametrize("way", SOME_WAYS, ids=str)
-@pytest.mark.parametrize("tokens", [128, 8192] if MPI.COMM_WORLD.size < 5 else [8192])
+@pytest.mark.parametrize("tokens", [128, 8192] if MPI.COMM_WORLD.size < 4 else [8192])
 def test_blocks_below_and_above_the_eager_limit_come_home(
     comm: MPI.Comm, collective_assert: Check, way: Way, tokens: int
 ) -> None:
