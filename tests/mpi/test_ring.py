@@ -287,6 +287,7 @@ def test_shards_come_to_rank_0_in_pieces_that_know_their_place(
     collective_assert(team.rank != 0 or (np.array_equal(gathered, whole) and largest <= 1000))
 
 
+@pytest.mark.timeout(300)  # A busy machine may take minutes to touch 9 GB.
 @pytest.mark.ranks(least=2, most=2)  # One count is enough, and two ranks need 9 GB.
 def test_a_block_above_2_gib_arrives_whole(comm: MPI.Comm, collective_assert: Check) -> None:
     """2**31 + 12345 bytes between two ranks: more than a C int counts, on both MPI libraries."""
