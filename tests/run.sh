@@ -37,7 +37,8 @@ run() {
 
 for part in $parts; do
     case $part in
-        unit | property | cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
+        unit | property) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
+        cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
         docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
             for count in $ranks; do
