@@ -23,6 +23,9 @@ from ringmpi.errors import ConfigError, ShapeError
 
 Array = NDArray[Any]
 
+#: What a state over no key holds. Every other result begins with zeros.
+IDENTITY = {"acc": 0.0, "row_max": -np.inf, "row_sum": 0.0}
+
 #: Names of the dtypes that q, k and v may have.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -71,9 +74,9 @@ class State:
     def identity(cls, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> State:
         """Return the state over no key at all, for `acc` of the given shape. Local."""
         return cls(
-            acc=np.zeros(shape, dtype),
-            row_max=np.full(shape[:-1], -np.inf, dtype),
-            row_sum=np.zeros(shape[:-1], dtype),
+            acc=np.full(shape, IDENTITY["acc"], dtype),
+            row_max=np.full(shape[:-1], IDENTITY["row_max"], dtype),
+            row_sum=np.full(shape[:-1], IDENTITY["row_sum"], dtype),
         )
 
 

@@ -23,13 +23,10 @@ from ringmpi.schedule.steps import (
     Payload,
     Shards,
 )
-from ringmpi.softmax import State
+from ringmpi.softmax import IDENTITY, State
 from ringmpi.tensors import TENSORS_OF, Shape
 
 Array = NDArray[Any]
-
-#: What a state over nothing holds; every other result begins with zeros.
-IDENTITY = {"row_max": -np.inf}
 
 
 class Workspace:

@@ -108,7 +108,7 @@ class _Route:
         sent = self.computed(number - 1)
         posted = receives(shards, self._upstream, [self._coming(number)])
         goes_out = number % inner == 1 and number > inner
-        if number % inner == 1 and number < shards.size and number > inner:
+        if goes_out:
             posted += receives(shards, self._group_before, [self._outer_sum(number)], inner)
         posted += sends(shards, self._downstream, [sent])
         if goes_out:
