@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome, Queries, Work
@@ -40,10 +40,12 @@ __all__ = [
     "Queries",
     "Work",
     "check_device",
+    "check_offered",
     "chosen_device",
     "compile_seconds",
     "device_facts",
     "make_device",
+    "native_facts",
     "prepare",
     "why_missing",
 ]
@@ -61,13 +63,42 @@ def check_device(name: str, threads: int, matrix_unit: str) -> None:
     check_choice("matrix_unit", matrix_unit, MATRIX_UNIT)
     if not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"threads={threads}: must be from 1 to {MAX_THREADS}")
-    if name == "numpy":
-        _check_plain(threads, matrix_unit, "use --device native", ConfigError)
+    beyond = _beyond_numpy(threads, matrix_unit) if name == "numpy" else ""
+    if beyond:
+        raise ConfigError(f"{beyond}; use --device native")
 
 
 def why_missing(name: str) -> str | None:
     """Return why this machine does not offer a device, or None. Local; starts no process."""
     return is_missing() if name == "native" else None
+
+
+def check_offered(name: str, threads: int, matrix_unit: str, reason: str = "") -> None:
+    """Refuse what this machine does not have. Local; starts no process.
+
+    Parameters
+    ----------
+    name : str
+        Of a device, not ``auto``.
+    threads : int
+    matrix_unit : str
+    reason : str
+        Why ``auto`` has not become a better one.
+
+    Raises
+    ------
+    MissingCapabilityError
+        If it lacks the device, or the device what is asked of it.
+    """
+    missing = why_missing(name)
+    if missing is not None:
+        raise MissingCapabilityError(f"device={name}: {missing}; or use --device numpy")
+    if name == "native":
+        uses_matrix_unit(matrix_unit)
+        return
+    beyond = _beyond_numpy(threads, matrix_unit)
+    if beyond:
+        raise MissingCapabilityError(f"{beyond}, and there is none: {reason}")
 
 
 def chosen_device(name: str, threads: int = 1, matrix_unit: str = "auto") -> str:
@@ -81,16 +112,12 @@ def chosen_device(name: str, threads: int = 1, matrix_unit: str = "auto") -> str
         If this machine does not have what is asked for.
     """
     check_device(name, threads, matrix_unit)
+    reason = ""
     if name == "auto":
-        name = next(device for device in PREFERENCE if why_missing(device) is None)
-    reason = why_missing(name)
-    if reason is not None:
-        raise MissingCapabilityError(f"device={name}: {reason}; or use --device numpy")
-    if name == "native":
-        uses_matrix_unit(matrix_unit)
-    else:
-        missing = f"there is no native device: {why_missing('native')}"
-        _check_plain(threads, matrix_unit, missing, MissingCapabilityError)
+        reasons = {device: why_missing(device) for device in PREFERENCE}
+        name = next(device for device, missing in reasons.items() if missing is None)
+        reason = reasons[PREFERENCE[0]] or ""
+    check_offered(name, threads, matrix_unit, reason)
     return name
 
 
@@ -111,28 +138,36 @@ def make_device(
 
 def device_facts(name: str, threads: int, matrix_unit: str) -> dict[str, Any]:
     """Return what a result file tells of the device of a rank. Local."""
-    facts = {"device": name, "instruction_set": "", "matrix_unit": "", "compile_s": compile_seconds()}
+    facts = {
+        "device": name,
+        "instruction_set": "",
+        "matrix_unit": "off",
+        "compile_s": compile_seconds(),
+    }
     if name == "native":
-        used = "on" if uses_matrix_unit(matrix_unit) else "off"
         facts |= {
             "instruction_set": library().instruction_set,
-            "matrix_unit": used,
+            "matrix_unit": "on" if uses_matrix_unit(matrix_unit) else "off",
             "threads": threads,
         }
     return facts
 
 
-def _check_plain(
-    threads: int,
-    matrix_unit: str,
-    what_would_work: str,
-    kind: type[ConfigError | MissingCapabilityError],
-) -> None:
-    """Refuse what the NumPy device does not have."""
+def native_facts() -> Iterator[tuple[str, str]]:
+    """Yield what there is to tell of the native device, by name. Local; starts no process."""
+    missing = why_missing("native")
+    if missing is not None:
+        yield "native", f"not offered: {missing}"
+        return
+    here = library()
+    unit = "yes" if here.has_matrix_unit else "no"
+    took = f", compiled in {compile_seconds():.1f} s" if compile_seconds() else ""
+    yield "native", f"{here.instruction_set}; matrix unit: {unit}"
+    yield "library", f"{here.path}{took}"
+
+
+def _beyond_numpy(threads: int, matrix_unit: str) -> str:
+    """Return what is asked for beyond what the NumPy device has, as the beginning of a complaint."""
     if threads > 1:
-        raise kind(
-            f"threads={threads}: are those of the native device; {what_would_work}, or let NumPy have them "
-            f"with OMP_NUM_THREADS={threads}"
-        )
-    if matrix_unit == "on":
-        raise kind(f"matrix_unit=on: only the native device can use it; {what_would_work}")
+        return f"threads={threads}: only the native device has them (NumPy takes OMP_NUM_THREADS)"
+    return "matrix_unit=on: only the native device can use one" if matrix_unit == "on" else ""

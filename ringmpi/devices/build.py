@@ -100,8 +100,8 @@ class Recipe:
         """A digest of everything in it."""
         path = str(Path(self.compiler[0]).resolve())
         told = [*self.compiler, path, "", *self.flags, self.own_cpu, self.cpu]
-        for name, text in sorted(self.sources.items()):
-            told += [name, hashlib.sha256(text).hexdigest()]
+        for name, source in sorted(self.sources.items()):
+            told += [name, hashlib.sha256(source).hexdigest()]
         return _digest(told)
 
 
@@ -164,8 +164,8 @@ def compiler_command(environment: Mapping[str, str] = os.environ) -> tuple[str, 
         raise MissingCapabilityError(f"CXX={told!r} cannot be read: {error}") from error
     path = shutil.which(words[0], path=environment.get("PATH"))
     if path is None:
-        hint = "CXX names no program" if told else "set CXX"
-        raise MissingCapabilityError(f"no C++ compiler was found ({words[0]}; {hint})")
+        named = f"CXX={words[0]} is none" if told else f"{words[0]}; set CXX"
+        raise MissingCapabilityError(f"no C++ compiler was found ({named})")
     return (str(Path(path).absolute()), *words[1:])
 
 
@@ -176,7 +176,7 @@ def kernel_sources() -> dict[str, bytes]:
 
 
 def cpu_kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return what tells the kind of CPU that this is from others; empty where the kernel does not say. Local."""
+    """Return what tells this kind of CPU from others; empty where the kernel does not say. Local."""
     found: dict[str, str] = {}
     with suppress(OSError):
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -371,8 +371,8 @@ def _put_into_place(temporary: Path, target: Path) -> Path:
 def _compile(recipe: Recipe, target: Path, limit: float, stopped: Stopped) -> None:
     """Run the compiler on copies of the very sources that the name was made of."""
     with tempfile.TemporaryDirectory(prefix="ringmpi-") as folder:
-        for name, text in recipe.sources.items():
-            Path(folder, name).write_bytes(text)
+        for name, source in recipe.sources.items():
+            Path(folder, name).write_bytes(source)
         units = [str(Path(folder, name)) for name in sorted(recipe.sources) if name.endswith(".cpp")]
         own = [recipe.own_cpu] if recipe.own_cpu else []
         rest = ["-o", str(target), *units]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ringmpi.devices.base import Array, Block, Gradients, Outcome, Queries
 from ringmpi.devices.build import Stopped, build, find, recipe_here
@@ -24,8 +23,8 @@ from ringmpi.mask import Mask
 from ringmpi.softmax import DTYPES, State, state_dtype
 from ringmpi.trace import Tally
 
-#: Seconds of compute between two looks at the transfers: MPI moves a message of a few 100 KiB in that time, and
-#: a look costs microseconds.
+#: Seconds of compute between two looks at the transfers: MPI moves some 100 KiB in that time, and a look
+#: costs microseconds.
 SLICE_S = 1e-3
 
 #: What is said of the matrix unit: used where there is one; used, or refused where there is none; not used.

@@ -344,7 +344,7 @@ def test_times_of_crowded_cores_are_marked(tmp_path: Path, told: Told) -> None:
     assert [row["time ms"] for row in rows] == ["500.00", "700.00"]
     assert any("500.00*" in line for line in lines)
     assert not any("700.00*" in line for line in lines)
-    assert "* more ranks than cores: the time shows correctness, not speed" in lines
+    assert "* more ranks or threads than cores: the time shows correctness, not speed" in lines
 
 
 @pytest.mark.parametrize("place", ["folder", "below a file"])
