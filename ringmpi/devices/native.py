@@ -405,7 +405,7 @@ def _check_one(
         )
     if not array.dtype.isnative or not array.flags.aligned:
         raise ShapeError(f"{name}: must be of native byte order and aligned; use np.ascontiguousarray")
-    if shape[-1] > 1 and array.strides[-1] != array.itemsize:
+    if array.size > 0 and shape[-1] > 1 and array.strides[-1] != array.itemsize:
         raise ShapeError(f"{name}: its last axis must be contiguous; use np.ascontiguousarray")
     if is_output and not array.flags.writeable:
         raise ShapeError(f"{name}: is read-only, and is updated")
