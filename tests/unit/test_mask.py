@@ -59,7 +59,7 @@ def test_bounds_are_the_keys_that_a_query_sees(mask: Mask, keys: list[int]) -> N
         assert edge.dtype == np.int64
         assert edge.flags.c_contiguous
         assert (np.diff(edge) >= 0).all()
-    assert (0 <= begin).all()
+    assert (begin >= 0).all()
     assert (begin <= end).all()
     assert (end <= len(keys)).all()
 
