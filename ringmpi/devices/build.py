@@ -120,6 +120,10 @@ class Built:
     seconds: float
 
 
+class _GivenUpError(MissingCapabilityError):
+    """The job ends, which says nothing about the compiler."""
+
+
 def _never() -> bool:
     return False
 
@@ -233,6 +237,8 @@ def build(recipe: Recipe, limit: float = COMPILE_LIMIT, stopped: Stopped = _neve
             _heed_failure(name, since)
             try:
                 found = _make(recipe, name, limit, stopped)
+            except _GivenUpError:
+                raise
             except MissingCapabilityError as error:
                 _note_failure(name, str(error))
                 raise
@@ -268,6 +274,13 @@ def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
     with suppress(OSError):  # No folder for temporary files either.
         found.append(node_folder())
     return found
+
+
+def passed_over(path: Path) -> list[str]:
+    """Return why a library does not lie in a folder that would be preferred. Local."""
+    preferred = folders()
+    last = preferred.index(path.parent) if path.parent in preferred else 0
+    return [reason for reason in map(distrust, preferred[:last]) if reason is not None]
 
 
 def node_folder() -> Path:
@@ -416,7 +429,7 @@ def _await(process: subprocess.Popen[bytes], name: str, limit: float, stopped: S
     until = time.monotonic() + limit
     while process.poll() is None:
         if stopped():
-            raise MissingCapabilityError(f"{name} was given up, since the job ends")
+            raise _GivenUpError(f"{name} was given up, since the job ends")
         if time.monotonic() > until:
             raise MissingCapabilityError(f"{name} was given up after {limit:g} s; set CXX to another")
         time.sleep(NAP)

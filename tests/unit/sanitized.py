@@ -12,14 +12,17 @@ from itertools import cycle
 from pathlib import Path
 
 import numpy as np
-from dense import DTYPES, assert_exact_up_to_rounding
+from dense import DTYPES, attend_dense, attend_dense_backward, half_a_unit
 
-from ringmpi.devices import NativeDevice, native
+from ringmpi.devices import Block, Gradients, NativeDevice, Outcome, Queries, native
+from ringmpi.softmax import state_dtype
 
 # The tests' own helpers ask for this process's library as they load.
 native._Here.library = native.Library(Path(sys.argv[1]))
 
-from unit.attending import Backward, Case, attend, cut, striped  # noqa: E402
+from unit.attending import Array, Backward, Case, attend, cut, striped  # noqa: E402
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
 
 #: Below, at and above the sizes of vectors and tiles.
 TOKENS = (1, 2, 3, 5, 15, 16, 17, 31, 33, 64, 65, 127, 130, 257)
@@ -51,12 +54,29 @@ def cases() -> Iterator[Case]:
 
 def check(case: Case, threads: int, unit: str) -> None:
     device = NativeDevice(case.mask, case.scale, threads, unit)
+    tensors, backward = case.tensors(), Backward.of(case)
+    settings = (case.allowed, case.scale, np.float64)
+    out, lse = attend_dense(*tensors, *settings)
+    outcome = (backward.out, backward.lse)
+    slopes = attend_dense_backward((*tensors, backward.dout), *settings, outcome)
     for blocks in (cut(case.tokens, case.tokens // 3), striped(case.tokens, 2)):
-        tensors = case.tensors()
-        out, lse, _ = attend(device, case, tensors, blocks)
-        assert_exact_up_to_rounding((out, lse), tensors, case.allowed, case.scale)
-        backward = Backward.of(case)
-        backward.assert_exact(backward.run(device, blocks)[0])
+        *found, _ = attend(device, case, tensors, blocks)
+        found += backward.run(device, blocks)[0]
+        for name, mine, exact in zip(NAMES, found, (out, lse, *slopes), strict=True):
+            assert is_close(mine, exact), f"{name} is wrong"
+
+
+def is_close(found: Array, exact: Array) -> bool:
+    """Return whether nothing is wrong but rounding; how much that may be is up to other tests.
+
+    The longest sums are of 33 heads and 257 tokens, of terms of which the largest makes up a part.
+    """
+    eps = 1000 * np.finfo(state_dtype(found.dtype)).eps
+    seen = np.isfinite(exact)
+    size = max(1.0, float(np.abs(exact[seen]).max(initial=0)))
+    error = np.abs(found[seen].astype(np.float64) - exact[seen])
+    same = np.array_equal(np.isfinite(found.astype(np.float64)), seen)
+    return same and bool((error <= eps * size + half_a_unit(exact[seen], found.dtype)).all())
 
 
 def main() -> None:
@@ -74,8 +94,6 @@ def main() -> None:
     case = Case(257, heads=8, kv_heads=8, head_dim=64)
     native.SLICE_S = 0.0
     backward = Backward.of(case)
-    from ringmpi.devices import Block, Gradients, Outcome, Queries
-
     at = np.arange(257)
     work = NativeDevice(case.mask, case.scale, 2).attend_backward(
         Queries(backward.q, at),
