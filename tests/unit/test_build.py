@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def compiled(log: Path) -> int:
 
 
 def left_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 class TestName:
@@ -340,6 +341,35 @@ class TestFolders:
         assert first.path.is_relative_to(node)
         assert again.seconds == 0
 
+    def test_one_that_is_full_gives_way(
+        self, cache: Path, node: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = Path.write_bytes
+
+        def limited(path: Path, data: bytes) -> int:
+            if path.parent == cache:
+                raise OSError(errno.EDQUOT, "Disk quota exceeded")
+            return write(path, data)
+
+        monkeypatch.setattr(Path, "write_bytes", limited)
+
+        path = build(recipe).path
+
+        assert path.is_relative_to(node)
+        assert answer(path) == 42
+        assert left_in(cache) == []
+
+    def test_no_place_to_compile_in_is_told(
+        self, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(prefix: str) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+
+        with pytest.raises(MissingCapabilityError, match=r"No space left on device; set TMPDIR"):
+            build(recipe)
+
     def test_a_read_only_one_serves_what_is_in_it(
         self, cache: Path, node: Path, recipe: Recipe
     ) -> None:
@@ -489,7 +519,7 @@ class TestFailure:
 
         assert time.monotonic() - started < 5
         assert not is_alive(int((tmp_path / "pid").read_text()))
-        assert left_in(cache) == [] if cache.exists() else True
+        assert left_in(cache) == []
 
     def test_a_job_that_ends_waits_for_no_compiler(self, tmp_path: Path, cache: Path) -> None:
         compiler = script(tmp_path / "hangs", "sleep 300")
