@@ -19,7 +19,7 @@ from ringmpi.comm.link import parse_link
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, check_timeout
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
-from ringmpi.devices import MAX_HEAD_DIM, Device, check_device, make_device
+from ringmpi.devices import MAX_HEAD_DIM, Device, check_device, check_matrix_unit, make_device
 from ringmpi.errors import ConfigError, RingMPIError, ShapeError, check_choice
 from ringmpi.layout import Layout
 from ringmpi.mask import Mask
@@ -81,7 +81,7 @@ class RingAttention:
     threads : int
         Of the native device on this rank.
     matrix_unit : str
-        ``auto``, ``on`` or ``off``: whether the native device uses the CPU's matrix unit.
+        ``auto``, ``on`` or ``off``: whether the native device uses the CPU's matrix unit, for bfloat16.
     progress : str
         ``poll``: MPI is called between tiles, so that transfers go on; ``wait``: it is not.
     timeout : float
@@ -220,6 +220,8 @@ class RingAttention:
         ------
         ShapeError
             On every rank, if the arrays do not belong together.
+        ConfigError
+            On every rank, if their dtype does not go with what was asked for.
         StalledRingError, TransportError
             On the rank that notices.
         """
@@ -347,6 +349,7 @@ class RingAttention:
         assert shape is not None  # Or there was an error, of some rank.
         self._refuse_difference("shapes", repr(shape))
         check_scale(self._softmax_scale, shape.dtype)
+        check_matrix_unit(self._device_options["matrix_unit"], shape.dtype.name)
         if self._engine is None or self._engine.shape != shape:
             self._engine = self._make_engine(shape)
         return self._engine

@@ -100,7 +100,9 @@ class Run:
         self._writer = writer
         self._inner = inner
         self._agreed = agreed
-        self._device_facts = device_facts(agreed.device, experiment.threads, experiment.matrix_unit)
+        self._device_facts = device_facts(
+            agreed.device, experiment.threads, experiment.matrix_unit, experiment.dtype
+        )
         self._layouts = layouts_of(experiment, job.team.size)
         self._problem: Problem = problem_of(experiment)
         self._recording = Recording(writer, experiment, self._layouts)

@@ -9,6 +9,7 @@ from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome
 from ringmpi.devices.build import passed_over
 from ringmpi.devices.native import (
     MATRIX_UNIT,
+    MATRIX_UNIT_DTYPES,
     NativeDevice,
     compile_seconds,
     is_missing,
@@ -41,6 +42,7 @@ __all__ = [
     "Queries",
     "Work",
     "check_device",
+    "check_matrix_unit",
     "check_offered",
     "chosen_device",
     "compile_seconds",
@@ -67,6 +69,20 @@ def check_device(name: str, threads: int, matrix_unit: str) -> None:
     beyond = _beyond_numpy(threads, matrix_unit) if name == "numpy" else ""
     if beyond:
         raise ConfigError(f"{beyond}; use --device native")
+
+
+def check_matrix_unit(matrix_unit: str, dtype: str) -> None:
+    """Refuse a matrix unit that is asked for and would have nothing to do. Local.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot multiply the dtype.
+    """
+    if matrix_unit == "on" and dtype not in MATRIX_UNIT_DTYPES:
+        raise ConfigError(
+            f"matrix_unit=on with dtype={dtype}: it multiplies {', '.join(MATRIX_UNIT_DTYPES)} only; use auto"
+        )
 
 
 def why_missing(name: str) -> str | None:
@@ -137,7 +153,7 @@ def make_device(
     return DEVICES[name](mask, softmax_scale, *options)
 
 
-def device_facts(name: str, threads: int, matrix_unit: str) -> dict[str, Any]:
+def device_facts(name: str, threads: int, matrix_unit: str, dtype: str) -> dict[str, Any]:
     """Return what a result file tells of the device of a rank. Local."""
     facts = {
         "device": name,
@@ -146,9 +162,10 @@ def device_facts(name: str, threads: int, matrix_unit: str) -> dict[str, Any]:
         "compile_s": compile_seconds(),
     }
     if name == "native":
+        used = uses_matrix_unit(matrix_unit) and dtype in MATRIX_UNIT_DTYPES
         facts |= {
             "instruction_set": library().instruction_set,
-            "matrix_unit": "on" if uses_matrix_unit(matrix_unit) else "off",
+            "matrix_unit": "on" if used else "off",
             "threads": threads,
         }
     return facts
@@ -161,7 +178,7 @@ def native_facts() -> Iterator[tuple[str, str]]:
         yield "native", f"not offered: {missing}"
         return
     here = library()
-    unit = "yes" if here.has_matrix_unit else "no"
+    unit = f"for {', '.join(MATRIX_UNIT_DTYPES)}" if here.has_matrix_unit else "none"
     took = f"; compiled in {compile_seconds():.1f} s" if compile_seconds() else ""
     elsewhere = "".join(f"; {reason}" for reason in passed_over(here.path))
     yield "native", f"{here.instruction_set}; matrix unit: {unit}"

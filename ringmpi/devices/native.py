@@ -30,6 +30,9 @@ SLICE_S = 1e-3
 #: What is said of the matrix unit: used where there is one; used, or refused where there is none; not used.
 MATRIX_UNIT = ("auto", "on", "off")
 
+#: What the matrix unit multiplies, as ``kernels/matrix_unit.h`` uses it.
+MATRIX_UNIT_DTYPES = ("bfloat16",)
+
 
 class _Tensor(ctypes.Structure):
     _fields_ = (

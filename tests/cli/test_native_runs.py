@@ -40,7 +40,9 @@ def columns(ended: Ended) -> dict[str, list[object]]:
 
 
 NATIVE = Scenario(
-    2, f"{RUN} --device native --threads 2 --backward", env={"RINGMPI_TEST_WATCH": "processes"}
+    2,
+    f"{RUN} --device native --threads 2 --backward --dtype bfloat16",
+    env={"RINGMPI_TEST_WATCH": "processes"},
 )
 AUTO = Scenario(3, RUN)
 NUMPY = Scenario(2, f"{RUN} --device numpy", env={"OMP_NUM_THREADS": "1"})
@@ -109,7 +111,7 @@ def test_without_a_compiler_numpy_computes_and_one_line_says_so(ended: Ended, re
         for options, words in {
             "--device native": ["device=native", "--device numpy"],
             "--threads 2": ["threads=2", "only the native device"],
-            "--matrix-unit on": ["matrix_unit=on", "only the native device"],
+            "--matrix-unit on --dtype bfloat16": ["matrix_unit=on", "only the native device"],
         }.items()
     ],
     indirect=["ended"],

@@ -259,3 +259,13 @@ def test_a_device_is_told_by_its_name(comm: MPI.Comm, collective_assert: Check, 
     ):
         collective_assert(by_auto.device == own.device == device)
         collective_assert(set(DEVICES) >= {device})
+
+
+def test_a_matrix_unit_with_nothing_to_do_is_refused_on_all(
+    comm: MPI.Comm, collective_assert: Check
+) -> None:
+    mine = PROBLEM.shards(comm, random_tensors(PROBLEM))
+    with make(comm, Way("ring"), PROBLEM, device="numpy") as attention:
+        attention._device_options["matrix_unit"] = "on"
+        found = refusal(lambda: attention.forward(mine["q"], mine["k"], mine["v"]))
+    assert_alike(comm, collective_assert, found, ConfigError, "matrix_unit=on with dtype=float32")

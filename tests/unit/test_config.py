@@ -83,6 +83,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"matrix_unit": "on", "device": "numpy"},
         ["matrix_unit=on", "--device native"],
     ),
+    "matrix_unit with nothing to do": (
+        {"matrix_unit": "on", "dtype": "float16"},
+        ["matrix_unit=on", "dtype=float16", "bfloat16"],
+    ),
     "progress": ({"progress": "pole"}, ["progress='pole'", "did you mean 'poll'"]),
     "io": ({"io": "mpio"}, ["io='mpio'", "gather"]),
     "verify": ({"verify": "some"}, ["verify='some'", "full, sample:ROWS", "none"]),
@@ -119,7 +123,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "link": {"link": "2.5Gbit/s,0s"},
     "one link a rank": {"link": "1e3kbit/s,10us,shared"},
     "backward": {"backward": True, "dtype": "bfloat16"},
-    "threads": {"threads": 3, "device": "native", "matrix_unit": "on"},
+    "threads": {"threads": 3, "device": "native"},
+    "matrix unit": {"matrix_unit": "on", "dtype": "bfloat16"},
     "threads, if there is a device that has them": {"threads": 3, "device": "auto"},
     "numpy without a matrix unit": {"device": "numpy", "matrix_unit": "off"},
 }

@@ -8,6 +8,7 @@ from ringmpi.devices import (
     DEVICES,
     PREFERENCE,
     check_device,
+    check_matrix_unit,
     chosen_device,
     device_facts,
     make_device,
@@ -76,7 +77,7 @@ class TestWithoutACompiler:
         assert list(native_facts()) == [("native", f"not offered: {NO_COMPILER}")]
 
     def test_facts_are_those_of_numpy(self) -> None:
-        facts = device_facts("numpy", 1, "auto")
+        facts = device_facts("numpy", 1, "auto", "bfloat16")
 
         assert facts["device"] == "numpy"
         assert facts["instruction_set"] == ""
@@ -104,7 +105,7 @@ def test_what_no_machine_could_offer_is_refused(given: tuple[Any, ...], told: st
 
 @pytest.mark.parametrize("name", [name for name in OFFERED if name == "native"])
 def test_facts_tell_what_the_native_device_is(name: str) -> None:
-    facts = device_facts(name, 3, "off")
+    facts = device_facts(name, 3, "off", "bfloat16")
 
     assert facts == {
         "device": "native",
@@ -117,6 +118,24 @@ def test_facts_tell_what_the_native_device_is(name: str) -> None:
     told = dict(native_facts())
     assert facts["instruction_set"] in told["native"]
     assert str(native.library().path) in told["library"]
+
+
+@pytest.mark.parametrize("name", [name for name in OFFERED if name == "native"])
+def test_a_matrix_unit_is_told_where_it_is_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.library(), "has_matrix_unit", True)
+    asked = [("auto", "bfloat16"), ("auto", "float32"), ("off", "bfloat16"), ("on", "bfloat16")]
+
+    told = [device_facts(name, 1, unit, dtype)["matrix_unit"] for unit, dtype in asked]
+
+    assert told == ["on", "off", "off", "on"]
+    assert dict(native_facts())["native"].endswith("matrix unit: for bfloat16")
+
+
+def test_a_matrix_unit_with_nothing_to_do_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"matrix_unit=on with dtype=float16: .*bfloat16.*use auto"):
+        check_matrix_unit("on", "float16")
+    check_matrix_unit("on", "bfloat16")
+    check_matrix_unit("auto", "float16")
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 3, 17, 4096])
