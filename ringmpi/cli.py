@@ -165,7 +165,8 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     from ringmpi.recheck import verify_file
     from ringmpi.report.progress import track
-    from ringmpi.report.tables import make_console, verdict_table
+    from ringmpi.report.tables import verdict_table
+    from ringmpi.report.text import make_console
 
     console = make_console()
     with track("verify", console) as progress:
