@@ -34,6 +34,10 @@ def test_a_plan_tells_thresholds_memory_flops_and_the_best_method(here: Here) ->
         assert any(line[:1] == [architecture] for line in lines)
     for unit in ("GB", "FLOPs", "ms", "TFLOP/s", "tokens"):
         assert unit in told
+    assert "fit into 80.000 GB" in told
+    # A rank of the best method is nearly as fast as the machine, and no rank is faster.
+    (best,) = (line for line in lines if line[0] == "double-ring:8")
+    assert 900 < float(best[5]) <= 989
     assert told.splitlines()[-1].startswith("# best: double-ring:8, ")
 
 

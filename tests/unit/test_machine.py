@@ -138,7 +138,7 @@ WRONG = {
     "GFLOP/s for FLOP/s": ("backward = 2e9", "backward = 2", ["compute.float32.backward=2", "312e12"]),
     "us for seconds": ("latency = 1e-6", "latency = 20", ["links.intra.latency=20", "5e-6"]),
     "a text": ("memory = 16e9", 'memory = "16e9"', ["memory='16e9'", "finite number"]),
-    "a truth": ("memory = 16e9", "memory = true", ["memory=True"]),
+    "a truth": ("latency = 1e-6", "latency = true", ["links.intra.latency=True", "finite number"]),
     "nan": ("memory = 16e9", "memory = nan", ["memory=nan"]),
     "inf": ("backward = 2e9", "backward = inf", ["backward=inf"]),
     "below 0": ("latency = 1e-6", "latency = -1e-6", ["latency=-1e-06"]),

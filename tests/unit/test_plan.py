@@ -118,6 +118,11 @@ def test_flops_are_of_allowed_pairs() -> None:
     assert made.flops[BACKWARD] == 10 * 500_500 * 16 * 32 * 3
 
 
+def test_queries_are_the_last_ones() -> None:
+    """Positions 6 to 9 see 7, 8, 9 and 10 keys."""
+    assert plan(ranks=3, seq_len=10, query_len=4, causal=True).pairs == 7 + 8 + 9 + 10
+
+
 def test_a_published_model_gives_its_heads() -> None:
     made = plan("h100", "llama-3-8b", seq_len=8192)
 

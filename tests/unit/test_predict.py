@@ -135,6 +135,12 @@ def test_both_ways_round_help_where_links_are_two(total: float, factor: float) -
     assert found.seconds == pytest.approx(3 * factor * BLOCK_NBYTES / 12.5e9, rel=1e-3)
 
 
+def test_a_ring_has_one_link_of_many() -> None:
+    found = predicted("ring", task(4), machine(total=50e9), 1e18)
+
+    assert found.seconds == pytest.approx(3 * BLOCK_NBYTES / 12.5e9, rel=1e-3)
+
+
 def test_heads_are_sent_to_all_at_once() -> None:
     """A quarter of q, k, v to each of 3 others, and of out and lse back, over one card."""
     queries = BLOCK_NBYTES // 2
