@@ -11,13 +11,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringmpi.attention import RingAttention, ring_attention
+    from ringmpi.devices import prepare
 
 __version__ = "0.1.0"
 
-__all__ = ["RingAttention", "__version__", "ring_attention"]
+__all__ = ["RingAttention", "__version__", "prepare", "ring_attention"]
+
+_HOMES = {
+    "RingAttention": "ringmpi.attention",
+    "ring_attention": "ringmpi.attention",
+    "prepare": "ringmpi.devices",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name in ("RingAttention", "ring_attention"):
-        return getattr(import_module("ringmpi.attention"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'ringmpi' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmpi.agreed import agreed_device
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.exchange import Exchange
 from ringmpi.comm.link import parse_link
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, check_timeout
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
-from ringmpi.devices import MAX_HEAD_DIM, Device, chosen_device, make_device
+from ringmpi.devices import MAX_HEAD_DIM, Device, check_device, make_device
 from ringmpi.errors import ConfigError, RingMPIError, ShapeError, check_choice
 from ringmpi.layout import Layout
 from ringmpi.mask import Mask
@@ -74,7 +76,12 @@ class RingAttention:
         Ranks of an inner group of ``hybrid`` (its ulysses degree) and ``double-ring``; those of a node
         by default.
     device : str
-        ``auto`` or ``numpy``.
+        ``native``, ``numpy``, or ``auto``: the native one if every rank can have it. It is compiled
+        before MPI is initialised, by `ringmpi.prepare`, or once by ``ringmpi doctor``.
+    threads : int
+        Of the native device on this rank.
+    matrix_unit : str
+        ``auto``, ``on`` or ``off``: whether the native device uses the CPU's matrix unit.
     progress : str
         ``poll``: MPI is called between tiles, so that transfers go on; ``wait``: it is not.
     timeout : float
@@ -94,9 +101,13 @@ class RingAttention:
         If a parameter breaks a rule; on every rank if all were given the same one.
     ShapeError
         On every rank, if parameters differ between ranks.
+    MissingCapabilityError
+        On every rank, if any rank lacks the device that is asked for.
 
     Attributes
     ----------
+    device : str
+        What computes, on all ranks.
     layout, query_layout : Layout
         Of k and v, and of q.
     inner : int
@@ -121,6 +132,8 @@ class RingAttention:
         method: str = "ring",
         inner: int | None = None,
         device: str = "auto",
+        threads: int = 1,
+        matrix_unit: str = "auto",
         progress: str = "poll",
         timeout: float = 60.0,
         chunk_limit: int = CHUNK_LIMIT,
@@ -131,6 +144,7 @@ class RingAttention:
         check_choice("method", method, METHODS)
         check_choice("progress", progress, PROGRESS)
         check_timeout(timeout)
+        check_device(device, threads, matrix_unit)
         if chunk_limit < 1:
             raise ConfigError(f"chunk_limit={chunk_limit}: a message carries at least 1 byte")
         emulated = None if link is None else parse_link(link)
@@ -153,17 +167,21 @@ class RingAttention:
         self._team = Team(self._comm, self._watch)
         self._method = method
         self._softmax_scale = softmax_scale
-        self._device_name = chosen_device(device)
+        self._device_options: dict[str, Any] = {"threads": threads, "matrix_unit": matrix_unit}
         given = (
             (self.layout, self.query_layout, self.mask, softmax_scale, method, inner),
-            (chunk_limit, check_transfers, link),
+            (chunk_limit, check_transfers, link, device, matrix_unit),
         )
         try:
             self._refuse_difference("parameters", repr(given))
             self.inner = inner_ranks(method, comm.size, inner, self._team.hosts)
+            agreed = agreed_device(self._team, device, threads, matrix_unit)
         except RingMPIError:
             self.close()
             raise
+        self.device = agreed.device
+        if agreed.reason and comm.rank == 0:
+            warnings.warn(f"device=auto: is {self.device}, since {agreed.reason}", stacklevel=2)
         self._exchange_options: dict[str, Any] = {
             "notes": self._notes,
             "progress": progress,
@@ -335,7 +353,7 @@ class RingAttention:
 
     def _make_engine(self, shape: Shape) -> _Engine:
         scale = shape.head_dim**-0.5 if self._softmax_scale is None else self._softmax_scale
-        device = make_device(self._device_name, self.mask, scale)
+        device = make_device(self.device, self.mask, scale, **self._device_options)
         exchange = Exchange(
             self._comm,
             lambda part: shape.nbytes(part, self._shards),

@@ -154,6 +154,11 @@ def _run(arguments: argparse.Namespace) -> int:
     from ringmpi.comm.job import Job, run_job
 
     experiment = _experiment(_given(arguments))
+    if experiment.device != "numpy":
+        from ringmpi.devices import prepare
+
+        # Now, as it starts a compiler. What comes of it the ranks tell each other once they can.
+        prepare(stopped=lambda: signals.received is not None)
 
     def work(job: Job) -> int:
         from ringmpi.experiment import run

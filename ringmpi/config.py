@@ -18,7 +18,7 @@ from typing import Any
 
 from ringmpi.comm.link import parse_link
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
-from ringmpi.devices import DEVICES, MAX_HEAD_DIM
+from ringmpi.devices import DEVICES, MATRIX_UNIT, MAX_HEAD_DIM, check_device
 from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS
@@ -117,6 +117,10 @@ class Experiment:
     )
     backward: bool = _option(False, bool, "the backward pass too: dq, dk and dv")
     device: str = _option("auto", str, "what computes", choices=("auto", *DEVICES))
+    threads: int = _option(1, int, "of the native device, a rank", metavar="T")
+    matrix_unit: str = _option(
+        "auto", str, "the native device's use of the CPU's matrix unit", choices=MATRIX_UNIT
+    )
     progress: str = _option(
         "poll", str, "poll calls MPI between tiles, wait only after the compute", choices=PROGRESS
     )
@@ -146,6 +150,7 @@ class Experiment:
             if declared.metadata["choices"]:
                 check_choice(name, getattr(self, name), declared.metadata["choices"])
         _check_numbers(self)
+        check_device(self.device, self.threads, self.matrix_unit)
         Mask(self.causal, self.window, self.documents)
         if self.link is not None:
             parse_link(self.link)

@@ -12,7 +12,7 @@ from importlib import util
 
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
 from ringmpi.comm.probe import library_name, load_mpi
-from ringmpi.devices import DEVICES
+from ringmpi.devices import DEVICES, native_facts, prepare, why_missing
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
 from ringmpi.report.text import make_console
@@ -33,7 +33,9 @@ def _software() -> Iterator[Fact]:
     versions = package_versions()
     yield "python", f"{platform.python_version()} on {system()}"
     yield "packages", ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield "devices", ", ".join(DEVICES)
+    prepare()
+    yield "devices", ", ".join(name for name in DEVICES if why_missing(name) is None)
+    yield from native_facts()
 
 
 def _cores() -> Iterator[Fact]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from ringmpi.agreed import Agreed, agreed_device
 from ringmpi.attention import RingAttention
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.job import Job
@@ -22,7 +23,7 @@ from ringmpi.comm.policy import chosen_transport
 from ringmpi.comm.probe import takes_device_pointers
 from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
-from ringmpi.devices import chosen_device
+from ringmpi.devices import device_facts
 from ringmpi.errors import (
     FAILED_VERIFICATION,
     OK,
@@ -37,7 +38,7 @@ from ringmpi.provenance import peak_nbytes, rank_facts
 from ringmpi.recording import Passes, Recording, Records
 from ringmpi.report.console import speak
 from ringmpi.report.progress import track
-from ringmpi.report.tables import report
+from ringmpi.report.tables import described, report
 from ringmpi.report.text import make_console
 from ringmpi.schedule import Pass, check_heads, inner_ranks
 from ringmpi.store import ResultFile, ResultWriter, refusal
@@ -57,9 +58,9 @@ def run(experiment: Experiment, job: Job) -> int:
         On every rank, after finished work is on disk.
     """
     path = output_path(experiment, job.team.size)
-    inner = _agree_on_start(experiment, path, job.team)
+    inner, agreed = _agree_on_start(experiment, path, job.team)
     with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
-        under_way = Run(experiment, job, inner, writer)
+        under_way = Run(experiment, job, inner, agreed, writer)
         interruption = _common_end(job, under_way.measure())
         under_way.write(interruption)
     if interruption is not None:
@@ -81,17 +82,26 @@ class Run:
     job : Job
     inner : int
         Ranks of an inner group of the method.
+    agreed : Agreed
+        What computes.
     writer : ResultWriter or None
         None on all ranks but 0.
     """
 
     def __init__(
-        self, experiment: Experiment, job: Job, inner: int, writer: ResultWriter | None
+        self,
+        experiment: Experiment,
+        job: Job,
+        inner: int,
+        agreed: Agreed,
+        writer: ResultWriter | None,
     ) -> None:
         self._experiment = experiment
         self._job = job
         self._writer = writer
         self._inner = inner
+        self._agreed = agreed
+        self._device_facts = device_facts(agreed.device, experiment.threads, experiment.matrix_unit)
         self._layouts = layouts_of(experiment, job.team.size)
         self._problem: Problem = problem_of(experiment)
         self._recording = Recording(writer, experiment, self._layouts)
@@ -119,6 +129,7 @@ class Run:
         """
         name, size = self._experiment.name, self._job.team.size
         self.say(f"# ringmpi: {name} on {size} rank(s), {self._job.library}")
+        self.say(f"# device: {described(self._device_facts, self._agreed.reason)}")
         try:
             self._clocks.append(clock_offsets(self._job.team))
             self._attend()
@@ -221,7 +232,9 @@ class Run:
             softmax_scale=experiment.softmax_scale,
             method=experiment.method,
             inner=self._inner,
-            device=experiment.device,
+            device=self._agreed.device,
+            threads=experiment.threads,
+            matrix_unit=experiment.matrix_unit,
             progress=experiment.progress,
             chunk_limit=experiment.chunk_limit,
             check_transfers=experiment.check_transfers,
@@ -304,15 +317,18 @@ class Run:
             self._passes.records[direction] = records.first(warmup, timed)
 
     def _facts_of_rank(self) -> dict[str, Any]:
-        return rank_facts() | {
-            "local_rank": self._job.local_rank,
-            "device": chosen_device(self._experiment.device),
-            "shard_len": self._layouts["k"].shard_len(self._job.team.rank),
-            "query_shard_len": self._layouts["q"].shard_len(self._job.team.rank),
-            "held_forward_nbytes": self._held_nbytes.get(Pass.FORWARD, 0),
-            "held_backward_nbytes": self._held_nbytes.get(Pass.BACKWARD, 0),
-            "peak_nbytes": peak_nbytes(),
-        }
+        return (
+            rank_facts()
+            | self._device_facts
+            | {
+                "local_rank": self._job.local_rank,
+                "shard_len": self._layouts["k"].shard_len(self._job.team.rank),
+                "query_shard_len": self._layouts["q"].shard_len(self._job.team.rank),
+                "held_forward_nbytes": self._held_nbytes.get(Pass.FORWARD, 0),
+                "held_backward_nbytes": self._held_nbytes.get(Pass.BACKWARD, 0),
+                "peak_nbytes": peak_nbytes(),
+            }
+        )
 
     def _facts_of_job(self) -> dict[str, Any]:
         return {
@@ -340,8 +356,16 @@ def layouts_of(experiment: Experiment, size: int) -> dict[str, Layout]:
     return of_keys | dict.fromkeys(("q", "dout", "out", "lse", "dq"), queries)
 
 
-def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> int:
-    """Refuse on every rank what any rank must refuse; return the ranks of an inner group. Collective."""
+def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int, Agreed]:
+    """Refuse on every rank what any rank must refuse. Collective.
+
+    Returns
+    -------
+    inner : int
+        Ranks of an inner group.
+    agreed : Agreed
+        What computes.
+    """
     error: RingMPIError | None = None
     same = experiment.input is not None and path.exists() and path.samefile(experiment.input)
     if same:
@@ -361,7 +385,8 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> int:
         )
     inner = inner_ranks(experiment.method, team.size, experiment.group_ranks, team.hosts)
     check_heads(experiment.method, inner, experiment.heads)
-    return inner
+    agreed = agreed_device(team, experiment.device, experiment.threads, experiment.matrix_unit)
+    return inner, agreed
 
 
 def _common_end(job: Job, interruption: Interrupted | None) -> Interrupted | None:

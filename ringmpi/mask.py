@@ -158,8 +158,25 @@ class Mask:
         queries, keys : ndarray of int64
             Ascending global positions.
         """
-        begin, end = self._bounds(queries, keys)
+        begin, end = self.bounds(queries, keys)
         return int(np.maximum(end - begin, 0).sum())
+
+    def bounds(self, queries: Positions, keys: Positions) -> tuple[Positions, Positions]:
+        """Return the visible keys of each query, as indices ``begin <= index < end`` into `keys`.
+
+        Parameters
+        ----------
+        queries, keys : ndarray of int64
+            Ascending global positions.
+
+        Returns
+        -------
+        begin, end : ndarray of int64, shape (queries,)
+            Contiguous. Neither falls from one query to the next.
+        """
+        first, last = self.interval(queries)
+        begin, end = (np.searchsorted(keys, edge) for edge in (first, last))
+        return begin.astype(np.int64, copy=False), end.astype(np.int64, copy=False)
 
     def tiling(self, queries: Positions, keys: Positions, rows: int, columns: int) -> Tiling:
         """Cut a block into tiles of at most `rows` by `columns`, without the EMPTY ones.
@@ -174,15 +191,10 @@ class Mask:
         rows, columns : int
             The largest tile.
         """
-        begin, end = self._bounds(queries, keys)
+        begin, end = self.bounds(queries, keys)
         tiles = tuple(self._tiles(begin, end, rows, columns))
         grid = -(-len(queries) // rows) * -(-len(keys) // columns)
         return Tiling(tiles, empty=grid - len(tiles))
-
-    def _bounds(self, queries: Positions, keys: Positions) -> tuple[Positions, Positions]:
-        """Return the visible keys of each query as indices ``begin <= index < end`` into `keys`."""
-        first, last = self.interval(queries)
-        return np.searchsorted(keys, first), np.searchsorted(keys, last)
 
     @staticmethod
     def _tiles(begin: Positions, end: Positions, rows: int, columns: int) -> Iterator[Tile]:

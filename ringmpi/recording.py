@@ -75,7 +75,10 @@ RANK_COLUMNS = {
     "pid": ("1", "process"),
     "local_rank": ("1", "rank among those of its node"),
     "device": ("", "what computed"),
-    "threads": ("1", "BLAS threads allowed"),
+    "instruction_set": ("", "of the native device"),
+    "matrix_unit": ("", "whether the native device used it"),
+    "compile_s": ("s", "compiling the native device, or waiting for it; in no other quantity"),
+    "threads": ("1", "of the native device; with another one those that BLAS may use, 0 if unknown"),
     "affinity": ("", "cores it may run on"),
     "shard_len": ("token", "keys owned"),
     "query_shard_len": ("token", "queries owned"),
@@ -157,7 +160,8 @@ class Recording:
             if isinstance(values[0], str):
                 self.writer.texts(f"ranks/{name}", values, description)
             else:
-                self.writer.table(f"ranks/{name}", np.array(values, np.int64), unit, description)
+                dtype = np.float64 if isinstance(values[0], float) else np.int64
+                self.writer.table(f"ranks/{name}", np.array(values, dtype), unit, description)
         shared = {"oversubscribed": oversubscribed(facts)}
         self.writer.facts("machine", machine_facts() | shared | dict(machine))
 
@@ -198,14 +202,17 @@ def _drift(measured: Array) -> Array:
 
 
 def oversubscribed(facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether some node has more ranks than cores that they may run on. Local.
+    """Return whether some node has more threads than cores that its ranks may run on. Local.
 
-    >>> two = [{"hostname": "a", "affinity": "0"}, {"hostname": "a", "affinity": "1"}]
-    >>> oversubscribed(two), oversubscribed([*two, {"hostname": "a", "affinity": "0,1"}])
+    >>> two = [{"hostname": "a", "affinity": core, "threads": 1} for core in "01"]
+    >>> oversubscribed(two), oversubscribed([*two, {"hostname": "a", "affinity": "0,1", "threads": 0}])
     (False, True)
+    >>> oversubscribed([{"hostname": "a", "affinity": "0,1", "threads": 3}])
+    True
     """
     for host in {fact["hostname"] for fact in facts}:
-        here = [fact["affinity"].split(",") for fact in facts if fact["hostname"] == host]
-        if len(here) > len({core for cores in here for core in cores}):
+        here = [fact for fact in facts if fact["hostname"] == host]
+        cores = {core for fact in here for core in fact["affinity"].split(",")}
+        if sum(max(1, fact["threads"]) for fact in here) > len(cores):
             return True
     return False

@@ -215,7 +215,9 @@ class Sweep:
         table = plain_table("sweep", list(rows[0]), [list(row.values()) for row in rows])
         make_console(TABLE_WIDTH).print(table)
         if any("*" in row["time ms"] for row in rows):
-            self._console.print("* more ranks than cores: the time shows correctness, not speed")
+            self._console.print(
+                "* more ranks or threads than cores: the time shows correctness, not speed"
+            )
         path = self.directory / "sweep.csv"
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))

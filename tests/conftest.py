@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ringmpi.devices import prepare
+
 sys.path.insert(0, str(Path(__file__).parent))  # For tests/dense.py.
+
+if "mpi4py.MPI" not in sys.modules:
+    # Later is too late: tests may initialise MPI, and then no compiler may be started.
+    prepare()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

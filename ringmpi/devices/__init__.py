@@ -2,51 +2,174 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome, Queries, Work
+from ringmpi.devices.build import passed_over
+from ringmpi.devices.native import (
+    MATRIX_UNIT,
+    NativeDevice,
+    compile_seconds,
+    is_missing,
+    library,
+    prepare,
+    uses_matrix_unit,
+)
 from ringmpi.devices.numpy import NumpyDevice
-from ringmpi.errors import check_choice
+from ringmpi.errors import ConfigError, MissingCapabilityError, check_choice
 from ringmpi.mask import Mask
 
-DEVICES: dict[str, Callable[[Mask, float], Device]] = {"numpy": NumpyDevice}
+DEVICES: dict[str, Callable[..., Device]] = {"numpy": NumpyDevice, "native": NativeDevice}
 
 #: What `auto` takes, the first one that this machine offers.
-PREFERENCE = ("numpy",)
+PREFERENCE = ("native", "numpy")
+
+#: More threads than any node of today has cores; the C++ counts them in 32 bits.
+MAX_THREADS = 4096
 
 __all__ = [
     "DEVICES",
+    "MATRIX_UNIT",
     "MAX_HEAD_DIM",
     "Block",
     "Device",
     "Gradients",
+    "NativeDevice",
     "NumpyDevice",
     "Outcome",
     "Queries",
     "Work",
+    "check_device",
+    "check_offered",
     "chosen_device",
+    "compile_seconds",
+    "device_facts",
     "make_device",
+    "native_facts",
+    "prepare",
+    "why_missing",
 ]
 
 
-def make_device(name: str, mask: Mask, softmax_scale: float) -> Device:
-    """Return the device called `name`, or the preferred one for ``auto``. Local.
+def check_device(name: str, threads: int, matrix_unit: str) -> None:
+    """Refuse what no machine could offer. Local.
 
     Raises
     ------
     ConfigError
-        If the name is unknown.
-    """
-    return DEVICES[chosen_device(name)](mask, softmax_scale)
-
-
-def chosen_device(name: str) -> str:
-    """Return the name of the device that `name` means on this machine. Local.
-
-    Raises
-    ------
-    ConfigError
-        If the name is unknown.
+        If a name is unknown, or the NumPy device is asked for what only the native one has.
     """
     check_choice("device", name, ["auto", *DEVICES])
-    return PREFERENCE[0] if name == "auto" else name
+    check_choice("matrix_unit", matrix_unit, MATRIX_UNIT)
+    if not 1 <= threads <= MAX_THREADS:
+        raise ConfigError(f"threads={threads}: must be from 1 to {MAX_THREADS}")
+    beyond = _beyond_numpy(threads, matrix_unit) if name == "numpy" else ""
+    if beyond:
+        raise ConfigError(f"{beyond}; use --device native")
+
+
+def why_missing(name: str) -> str | None:
+    """Return why this machine does not offer a device, or None. Local; starts no process."""
+    return is_missing() if name == "native" else None
+
+
+def check_offered(name: str, threads: int, matrix_unit: str, reason: str = "") -> None:
+    """Refuse what this machine does not have. Local; starts no process.
+
+    Parameters
+    ----------
+    name : str
+        Of a device, not ``auto``.
+    threads : int
+    matrix_unit : str
+    reason : str
+        Why ``auto`` has not become a better one.
+
+    Raises
+    ------
+    MissingCapabilityError
+        If it lacks the device, or the device what is asked of it.
+    """
+    missing = why_missing(name)
+    if missing is not None:
+        raise MissingCapabilityError(f"device={name}: {missing}; or use --device numpy")
+    if name == "native":
+        uses_matrix_unit(matrix_unit)
+        return
+    beyond = _beyond_numpy(threads, matrix_unit)
+    if beyond:
+        raise MissingCapabilityError(f"{beyond}, and there is none: {reason}")
+
+
+def chosen_device(name: str, threads: int = 1, matrix_unit: str = "auto") -> str:
+    """Return the name of the device that `name` means on this machine. Local; starts no process.
+
+    Raises
+    ------
+    ConfigError
+        If a parameter breaks a rule.
+    MissingCapabilityError
+        If this machine does not have what is asked for.
+    """
+    check_device(name, threads, matrix_unit)
+    reason = ""
+    if name == "auto":
+        reasons = {device: why_missing(device) for device in PREFERENCE}
+        name = next(device for device, missing in reasons.items() if missing is None)
+        reason = reasons[PREFERENCE[0]] or ""
+    check_offered(name, threads, matrix_unit, reason)
+    return name
+
+
+def make_device(
+    name: str, mask: Mask, softmax_scale: float, threads: int = 1, matrix_unit: str = "auto"
+) -> Device:
+    """Return the device called `name`, or the preferred one for ``auto``. Local; starts no process.
+
+    Raises
+    ------
+    ConfigError, MissingCapabilityError
+        As `chosen_device` does.
+    """
+    name = chosen_device(name, threads, matrix_unit)
+    options = (threads, matrix_unit) if name == "native" else ()
+    return DEVICES[name](mask, softmax_scale, *options)
+
+
+def device_facts(name: str, threads: int, matrix_unit: str) -> dict[str, Any]:
+    """Return what a result file tells of the device of a rank. Local."""
+    facts = {
+        "device": name,
+        "instruction_set": "",
+        "matrix_unit": "off",
+        "compile_s": compile_seconds(),
+    }
+    if name == "native":
+        facts |= {
+            "instruction_set": library().instruction_set,
+            "matrix_unit": "on" if uses_matrix_unit(matrix_unit) else "off",
+            "threads": threads,
+        }
+    return facts
+
+
+def native_facts() -> Iterator[tuple[str, str]]:
+    """Yield what there is to tell of the native device, by name. Local; starts no process."""
+    missing = why_missing("native")
+    if missing is not None:
+        yield "native", f"not offered: {missing}"
+        return
+    here = library()
+    unit = "yes" if here.has_matrix_unit else "no"
+    took = f"; compiled in {compile_seconds():.1f} s" if compile_seconds() else ""
+    elsewhere = "".join(f"; {reason}" for reason in passed_over(here.path))
+    yield "native", f"{here.instruction_set}; matrix unit: {unit}"
+    yield "library", f"{here.path}{took}{elsewhere}"
+
+
+def _beyond_numpy(threads: int, matrix_unit: str) -> str:
+    """Return what is asked for beyond what the NumPy device has, as the beginning of a complaint."""
+    if threads > 1:
+        return f"threads={threads}: only the native device has them (NumPy takes OMP_NUM_THREADS)"
+    return "matrix_unit=on: only the native device can use one" if matrix_unit == "on" else ""

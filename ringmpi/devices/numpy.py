@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.devices.base import Array, Block, Gradients, Outcome, Queries
+from ringmpi.devices.host import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, HostDevice
 from ringmpi.mask import Mask, Tile, TileKind
-from ringmpi.softmax import State, finish, finite_shift, merge, state_dtype
+from ringmpi.softmax import State, finite_shift, state_dtype
 from ringmpi.trace import Tally
 
 #: Queries (times heads of a group) and keys of a tile. 128 x 512 float32 scores are 256 KiB, which stays
@@ -24,16 +25,8 @@ from ringmpi.trace import Tally
 TILE_ROWS = 128
 TILE_COLUMNS = 512
 
-#: Buffers start on a cache line.
-ALIGNMENT = 64
 
-#: Products of a pair's head_dim values: q k and p v in the forward pass; q k, p dout, dout v, ds k and ds q
-#: in the backward pass. Each is a multiplication and an addition (Dao 2023).
-FORWARD_PRODUCTS = 2
-BACKWARD_PRODUCTS = 5
-
-
-class NumpyDevice:
+class NumpyDevice(HostDevice):
     """Attention on host memory with NumPy.
 
     Parameters
@@ -46,15 +39,8 @@ class NumpyDevice:
     name = "numpy"
 
     def __init__(self, mask: Mask, softmax_scale: float) -> None:
-        self.mask = mask
-        self.softmax_scale = softmax_scale
+        super().__init__(mask, softmax_scale)
         self._scratch: dict[str, Array] = {}
-
-    def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return an aligned byte buffer in host memory."""
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + nbytes]
 
     def attend(self, queries: Queries, block: Block, state: State) -> ForwardWork:
         """Start to attend to a block; the work does one tile an advance."""
@@ -65,27 +51,6 @@ class NumpyDevice:
     ) -> BackwardWork:
         """Start to add to the gradients; the work does one tile an advance."""
         return BackwardWork(self, queries, outcome, block, gradients)
-
-    def finish(self, state: State, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """Normalise the state in place, and round out to the given dtype."""
-        out, lse = finish(state)
-        return out.astype(dtype, copy=False), lse
-
-    def delta(self, dout: Array, out: Array) -> Array:
-        """Return the sum over head_dim of ``dout * out``, head by head to save memory."""
-        dtype = state_dtype(dout.dtype)
-        total = np.empty(dout.shape[:-1], dtype)
-        for at in np.ndindex(dout.shape[:2]):
-            np.sum(np.multiply(dout[at], out[at], dtype=dtype), axis=-1, out=total[at])
-        return total
-
-    def merge(self, state: State, other: State) -> None:
-        """Merge states in place."""
-        merge(state, other)
-
-    def add(self, total: Array, other: Array) -> None:
-        """Add in place."""
-        total += other
 
     def scratch(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return contiguous memory of the given shape with whatever was left in it."""

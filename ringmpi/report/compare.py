@@ -75,7 +75,7 @@ def compare(results: Sequence[ResultFile], path: str | None) -> None:
     shown = [name for name in columns if name not in UNSHOWN]
     console.print(plain_table("methods side by side", shown, [_told(row, shown) for row in rows]))
     if any(row["oversubscribed"] for row in rows):
-        console.print("* more ranks than cores: the time shows correctness, not speed")
+        console.print("* more ranks or threads than cores: the time shows correctness, not speed")
     for case in cases.values():
         fastest = next((row for row in case if row["fastest"]), None)
         if fastest is not None and len(case) > 1:

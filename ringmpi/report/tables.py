@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -16,6 +17,41 @@ from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict
 
 
+def described(facts: Mapping[str, Any], reason: str = "") -> str:
+    """Return in a few words what computed on a rank.
+
+    Parameters
+    ----------
+    facts : mapping
+        As in ``/ranks``.
+    reason : str
+        Why it is not the preferred device.
+
+    >>> described({"device": "native", "instruction_set": "AVX2", "matrix_unit": "off", "threads": 2})
+    'native (AVX2), 2 thread(s) a rank'
+    >>> described({"device": "numpy", "instruction_set": ""}, "there is no compiler")
+    'numpy, since there is no compiler'
+    """
+    words = str(facts["device"])
+    if facts["instruction_set"]:
+        unit = " with matrix unit" if facts["matrix_unit"] == "on" else ""
+        words += f" ({facts['instruction_set']}{unit}), {facts['threads']} thread(s) a rank"
+    return f"{words}, since {reason}" if reason else words
+
+
+def _devices(result: ResultFile) -> str:
+    """Return what computed, each kind once; files of an older ringmpi tell only its name."""
+    columns = {"device": result.texts("ranks/device")}
+    if not result.has("ranks/instruction_set"):
+        return ", ".join(sorted(set(columns["device"])))
+    columns |= {name: result.texts(f"ranks/{name}") for name in ("instruction_set", "matrix_unit")}
+    threads = result.column("ranks/threads").tolist()
+    ranks = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    told = {described(rank | {"threads": n}) for rank, n in zip(ranks, threads, strict=True)}
+    compiled = float(result.column("ranks/compile_s").max())
+    return "; ".join(sorted(told)) + (f"; compiled in {compiled:.1f} s" if compiled else "")
+
+
 def describe(result: ResultFile, console: Console) -> None:
     """Print what was run and where, as lines that begin with ``#``."""
     machine = result.facts("machine")
@@ -24,8 +60,11 @@ def describe(result: ResultFile, console: Console) -> None:
     console.print(f"# command  {result.command}", soft_wrap=True)
     console.print(f"# ranks    {result.size} on {len(hosts)} host(s): {', '.join(hosts[:8])}")
     console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
+    console.print(f"# device   {_devices(result)}")
     if machine.get("oversubscribed"):
-        console.print("# note     more ranks than cores: results are right, times mean little")
+        console.print(
+            "# note     more ranks or threads than cores: results are right, times mean little"
+        )
     experiment = result.experiment
     if experiment.method in GROUP_OPTIONS:
         console.print(f"# groups   {experiment.method}: {machine.get('inner_ranks')} ranks each")

@@ -91,6 +91,7 @@ def result(
                 for rank in range(RANKS):
                     writer.write_records(group, rank, made[:, rank])
         writer.texts("ranks/hostname", ["node"] * ranks, "node")
+        writer.texts("ranks/device", ["numpy"] * ranks, "what computed")
         for number, direction in enumerate(Pass):
             held = np.array([1_500_000, 2_500_000]) * (number + 1)
             writer.table(f"ranks/held_{direction.value}_nbytes", held, "B", "buffers")
@@ -344,7 +345,7 @@ def test_times_of_crowded_cores_are_marked(tmp_path: Path, told: Told) -> None:
     assert [row["time ms"] for row in rows] == ["500.00", "700.00"]
     assert any("500.00*" in line for line in lines)
     assert not any("700.00*" in line for line in lines)
-    assert "* more ranks than cores: the time shows correctness, not speed" in lines
+    assert "* more ranks or threads than cores: the time shows correctness, not speed" in lines
 
 
 @pytest.mark.parametrize("place", ["folder", "below a file"])
