@@ -4,7 +4,8 @@
 # All take turns on the same inputs and the same threads: single part, one process on THREADS threads; ring part,
 # THREADS ranks of one thread. Nothing else should run on the machine. A result that is not right has no time.
 # Peers are installed apart, into .venv-peers; what cannot be installed or does not start is left out, and said.
-# About 90 minutes on 2 cores for all of it; goes on where it was interrupted, when it is started again.
+# About 75 minutes on 2 cores, a quarter of that with SIZES="4096 8192"; goes on where it was interrupted, when it is
+# started again by the same commit with the same settings.
 #
 # Usage:  bash jobs/bench_cpu.sh          writes results/bench_cpu.csv and results/figures/bench_cpu.png
 #         QUICK=1 bash jobs/bench_cpu.sh  whether all of it runs here, in two minutes, into a new folder
@@ -30,6 +31,15 @@ if [ -n "${QUICK:-}" ]; then
 fi
 out=${OUT:-$root/results}
 peers=${PEERS:-torch lucidrains jax}
+for peer in $peers; do
+    case $peer in
+        torch | lucidrains | jax | none) ;;
+        *)
+            echo "PEERS=$peer: use some of torch lucidrains jax, or none" >&2
+            exit 2
+            ;;
+    esac
+done
 venv=$root/.venv-peers
 mkdir -p "$out/figures"
 
@@ -52,7 +62,9 @@ install() {
 }
 
 given=()
-if [ "$peers" != none ]; then
+if [ "$peers" = none ]; then
+    echo "# left out: all peers"
+else
     (
         flock 9
         if [ ! -x "$venv/bin/pip" ]; then
@@ -64,7 +76,8 @@ if [ "$peers" != none ]; then
         install lucidrains torch==2.13.0 ring-attention-pytorch==0.5.20
         install jax jax==0.10.2 ringattention==0.1.2
     ) 9>"$venv.lock"
-    given=(--peers "$venv/bin/python")
+    # shellcheck disable=SC2206 # a list of words
+    given=(--python "$venv/bin/python" --peers $peers)
 fi
 
 commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)

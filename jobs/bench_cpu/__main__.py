@@ -11,6 +11,7 @@ import argparse
 import itertools
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from case import BOTH, FORWARD, Case
 from contenders import Absent, Contender, Peak
 from figure import draw
 from judge import Judge, Verdict
-from lineup import BALANCED, Place, aim, base_of, places, programs
+from lineup import BALANCED, PEERS, Place, aim, base_of, places, programs
 from ringmpi import provenance
 from table import CASE, COLUMNS, Row, Table, case_columns, ratios, times
 
@@ -35,12 +36,17 @@ PAUSE = 0.05
 def main() -> None:
     """Measure all cases that the table lacks."""
     options = parse()
+    # A scheduler's signal ends the contenders too, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     cores = keep_to_cores(options.threads)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench_cpu.")))
         contenders = start(options, folder, stack)
         peaks = build_peaks(options.threads, folder)
-        table = Table(options.csv, header(options, cores, contenders.values()))
+        try:
+            table = Table(options.csv, header(options, cores, contenders.values()))
+        except ValueError as error:
+            sys.exit(str(error))
         judge = Judge(options.threads)
         cases = [case for case in all_cases(options) if not table.has(case)]
         print(f"# {len(cases)} cases to measure, {len(table.rows)} rows are there", flush=True)
@@ -179,7 +185,9 @@ class Race:
         base = base_of(place, self._present)
         if base is None or base == place:
             return {}
-        wanted = aim(self.case, place, self._options.threads)
+        # NumPy may stand in, but aims at nothing.
+        stands_in = base.name == "numpy"
+        wanted = None if stands_in else aim(self.case, place, self._options.threads)
         against = f"{base.name} {base.layout}".strip()
         return {"against": against} | ratios(seconds, self._seconds[base], wanted)
 
@@ -207,7 +215,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--figure", type=Path, required=True)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--command", required=True)
-    parser.add_argument("--peers", help="the Python that has them")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
+    parser.add_argument("--python", default="", help="the one that has the peers")
     parser.add_argument("--device", choices=("native", "numpy"), required=True)
     for name, choices in (
         ("--parts", ("single", "ring")),
@@ -236,10 +245,9 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
 def start(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Contender]:
     """Start the contenders that there are, and say which there are not."""
     found: dict[str, Contender] = {}
-    if options.peers is None:
-        print("# left out: all peers, which are not installed", flush=True)
     device = options.device
-    waiting = programs(device, options.threads, options.peers)
+    peers = (options.peers, options.python)
+    waiting = programs(device, options.threads, *peers)
     while waiting:
         program = waiting.pop(0)
         part = "ring" if program.name in ("one-rank", "jax-ring") or program.ranks > 1 else "single"
@@ -250,10 +258,10 @@ def start(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[s
         except Absent as reason:
             print(f"# left out: {program.name}, which {reason}", flush=True)
             if program.name == "native":
-                print("# so numpy stands in for it, and no aim means anything", flush=True)
+                print("# so numpy stands in for it, and no aim of the ring means anything", flush=True)
                 waiting = [
                     each
-                    for each in programs("numpy", options.threads, options.peers)
+                    for each in programs("numpy", options.threads, *peers)
                     if each.name in {other.name for other in waiting}
                 ]
         else:

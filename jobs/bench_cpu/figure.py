@@ -54,14 +54,14 @@ def draw(table: Path, picture: Path) -> None:
     header, rows = read(table)
     parts = [part for part in PARTS if any(row["part"] == part for row in rows)]
     figure, axes = plt.subplots(
-        2 * len(parts), len(PANELS), figsize=(20, 8 * len(parts)), squeeze=False, layout="constrained"
+        2 * len(parts), len(PANELS), figsize=(24, 9 * len(parts)), squeeze=False, layout="constrained"
     )
     for index, part in enumerate(parts):
         for column, (dtype, direction) in enumerate(PANELS):
             wanted = {"part": part, "dtype": dtype, "pass": direction}
             found = [row for row in rows if wanted.items() <= row.items()]
             above, below = axes[2 * index, column], axes[2 * index + 1, column]
-            above.set_title(f"{title(part, rows)}\n{dtype}, {direction}", fontsize=11)
+            above.set_title(f"{title(part, rows)}\n{dtype}, {direction}", fontsize=11, pad=18)
             draw_ratios(above, found)
             draw_rates(below, found)
             if column == 0:
@@ -72,7 +72,7 @@ def draw(table: Path, picture: Path) -> None:
         f"ringmpi {header.get('ringmpi', '')} on {header.get('machine', '')}\n{header.get('settings', '')}"
     )
     picture.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(picture, dpi=110)
+    figure.savefig(picture, dpi=100)
     plt.close(figure)
 
 
@@ -145,11 +145,27 @@ def draw_points(
         low, middle, high = zip(*map(limits, mine), strict=True)
         axis.vlines(at, low, high, color=COLOURS[name], linewidth=1.5, alpha=0.7)
         axis.plot(at, middle, "o", color=COLOURS[name], markersize=4.5)
-    labels = [f"{mask}\n{seq_len}\nd {head_dim}" for mask, seq_len, head_dim in order]
-    axis.set_xticks(range(len(order)), labels, fontsize=7)
+    axis.set_xticks(
+        range(len(order)), [f"{seq_len}\nd {width}" for _, seq_len, width in order], fontsize=7
+    )
+    for mask in dict.fromkeys(mask for mask, *_ in order):
+        at = [index for index, each in enumerate(order) if each[0] == mask]
+        middle = ((at[0] + at[-1] + 1) / 2 / len(order), 1.01)
+        axis.text(
+            *middle,
+            mask,
+            transform=axis.transAxes,
+            ha="center",
+            va="bottom",
+            fontsize=10,
+            weight="bold",
+        )
     axis.set_xlim(-0.5, len(order) - 0.5)
     for edge in range(1, len(order)):
-        axis.axvline(edge - 0.5, color="#bbbbbb", linewidth=0.5)
+        other = order[edge][0] != order[edge - 1][0]
+        axis.axvline(
+            edge - 0.5, color="#555555" if other else "#cccccc", linewidth=1.2 if other else 0.5
+        )
     axis.grid(axis="y", which="both", linewidth=0.3)
     return order
 

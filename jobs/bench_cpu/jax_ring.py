@@ -30,7 +30,7 @@ AXIS = "ring"
 MESH = Mesh(np.array(jax.devices()), (AXIS,))
 SHARDED = PartitionSpec(None, AXIS)  # [batch, tokens, heads, head_dim]
 
-#: Queries and keys of a tile: of the powers of two the fastest here.
+#: Queries and keys of a tile; of 256 to 2048 the fastest or nearly so, on 4096 tokens.
 CHUNK = 512
 
 

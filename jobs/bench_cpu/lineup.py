@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,15 @@ from case import BOTH, FORWARD, Case
 from contenders import Program
 
 HERE = Path(__file__).parent
+
+OURS = ("native", "numpy", "ring", "one-rank")
+
+#: Packages, and the contenders that come of them.
+PEERS = {
+    "torch": ("torch-sdpa", "torch-ring", "torch-ring-allgather"),
+    "lucidrains": ("ring-attention-pytorch",),
+    "jax": ("jax-ring",),
+}
 
 #: They take several times as long as the others: enough is seen of them at moderate lengths.
 SLOW = ("jax-ring", "ring-attention-pytorch")
@@ -46,8 +56,20 @@ class Place:
     layout: str = ""
 
 
-def programs(device: str, threads: int, peers: str | None) -> list[Program]:
-    """Return how all contenders are started; the peers where they have a Python."""
+def programs(device: str, threads: int, peers: Sequence[str], python: str) -> list[Program]:
+    """Return how contenders are started.
+
+    Parameters
+    ----------
+    device : str
+        Of the ring; there is no contender `native` with ``numpy``.
+    threads : int
+        Or ranks.
+    peers : sequence of str
+        Of `PEERS`.
+    python : str
+        The one that has them.
+    """
     ours, mpiexec = sys.executable, shutil.which("mpiexec") or "mpiexec"
 
     def script(name: str) -> str:
@@ -67,29 +89,30 @@ def programs(device: str, threads: int, peers: str | None) -> list[Program]:
     ]
     if device == "numpy":
         del found[0]
-    if peers is None:
-        return found
 
     def gloo(name: str, *arguments: str) -> list[list[str]]:
-        words = [peers, script(name), "{address}"]
+        words = [python, script(name), "{address}"]
         return [[*words, str(rank), str(threads), "{store}", *arguments] for rank in range(threads)]
 
     devices = f"--xla_force_host_platform_device_count={threads}"
     found += [
         Program(
-            "torch-sdpa", [[peers, script("torch_sdpa.py"), "{address}", str(threads)]], threads=threads
+            "torch-sdpa",
+            [[python, script("torch_sdpa.py"), "{address}", str(threads)]],
+            threads=threads,
         ),
         Program("torch-ring", gloo("torch_ring.py", "alltoall"), ranks=threads),
         Program("torch-ring-allgather", gloo("torch_ring.py", "allgather"), ranks=threads),
         Program("ring-attention-pytorch", gloo("lucidrains_ring.py"), ranks=threads),
         Program(
             "jax-ring",
-            [[peers, script("jax_ring.py"), "{address}"]],
+            [[python, script("jax_ring.py"), "{address}"]],
             threads=threads,
             environment={"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu"},
         ),
     ]
-    return found
+    wanted = [name for peer in peers for name in PEERS[peer]]
+    return [program for program in found if program.name in (*OURS, *wanted)]
 
 
 def places(case: Case, slow_limit: int) -> list[Place]:

@@ -47,12 +47,12 @@ def case_columns(case: Case) -> Row:
 def times(case: Case, seconds: Sequence[float]) -> Row:
     """Return the columns of measured times."""
     return {
-        "median_s": f"{statistics.median(seconds):.6f}",
-        "min_s": f"{min(seconds):.6f}",
-        "max_s": f"{max(seconds):.6f}",
+        "median_s": f"{statistics.median(seconds):.6g}",
+        "min_s": f"{min(seconds):.6g}",
+        "max_s": f"{max(seconds):.6g}",
         "alternations": str(len(seconds)),
-        "gflops": f"{case.flops / statistics.median(seconds) * 1e-9:.1f}",
-        "samples_s": " ".join(f"{second:.6f}" for second in seconds),
+        "gflops": f"{case.flops / statistics.median(seconds) * 1e-9:.4g}",
+        "samples_s": " ".join(f"{second:.6g}" for second in seconds),
     }
 
 
