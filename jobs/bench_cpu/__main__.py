@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
-import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from case import BOTH, FORWARD, Case
-from contenders import Absent, Contender, Peak
+from contenders import Absent, Contender
 from figure import draw
 from judge import Judge, Verdict
 from lineup import BALANCED, PEERS, Place, aim, base_of, places, programs
+from machine import Others, Peak, build_peaks, keep_to_cores
 from ringmpi import provenance
 from table import CASE, COLUMNS, Row, Table, case_columns, ratios, times
 
 #: Seconds between two contenders: the threads of BLAS and OpenMP spin for up to 30 ms before they sleep.
 PAUSE = 0.05
+
+#: Share of the cores that others may use before a case is called disturbed.
+DISTURBED = 0.05
 
 
 def main() -> None:
@@ -86,15 +87,19 @@ class Race:
         # Of all threads, and of one for the contender that has one.
         counts = {options.threads} if case.part == "single" else {options.threads, 1}
         self._peaks = [peak for peak in peaks if peak.unit == unit and peak.threads in counts]
+        self._others = Others()
         self._verdicts: dict[Place, Verdict] = {}
         self._present: list[Place] = []
         self._seconds: dict[Place | Peak, list[float]] = {peak: [] for peak in self._peaks}
 
     def check(self, judge: Judge) -> None:
         """Let each run once, and judge what it returns."""
-        for contender in self._contenders.values():
-            with _absence(contender.name, self.case):
+        for name, contender in list(self._contenders.items()):
+            try:
                 contender.forget()
+            except Absent as reason:
+                print(f"# {name} takes part no more: it {reason}", flush=True)
+                del self._contenders[name]
         for place in places(self.case, self._options.slow_limit):
             if place.name not in self._contenders:
                 continue
@@ -114,6 +119,8 @@ class Race:
             enough = turn >= fewest and time.monotonic() - began > self._options.least_seconds
             if enough or turn >= 3 * fewest:
                 return
+            time.sleep(PAUSE)
+            self._others.look()
             order: list[Place | Peak] = [*self._peaks, *self._present]
             start = turn % max(1, len(order))
             for each in order[start:] + order[:start]:
@@ -132,7 +139,9 @@ class Race:
         """Return the rows of the table."""
         rows = [self._row(place, verdict) for place, verdict in self._verdicts.items()]
         rows += [self._peak_row(peak) for peak in self._peaks]
-        return [dict.fromkeys(COLUMNS, "") | row for row in rows]
+        share = self._others.share
+        busy = {"others_busy": "" if share is None else f"{share:.3f}"}
+        return [dict.fromkeys(COLUMNS, "") | row | busy for row in rows]
 
     def told(self) -> str:
         """Return the case and its ratios in one line."""
@@ -146,6 +155,9 @@ class Race:
                 words.append(f"{name} {row['ratio_median']}{'!' if row['met'] == 'no' else ''};")
             elif row["median_s"]:
                 words.append(f"{name} {1e3 * float(row['median_s']):.1f} ms, {row['gflops']} GFLOP/s;")
+        share = self._others.share
+        if share is not None and share > DISTURBED:
+            words.append(f"DISTURBED: other programs used {share:.0%} of the cores;")
         return " ".join(words).rstrip(";")
 
     def _row(self, place: Place, verdict: Verdict) -> Row:
@@ -192,20 +204,13 @@ class Race:
         return {"against": against} | ratios(seconds, self._seconds[base], wanted)
 
 
-class _absence:  # noqa: N801  # reads like a statement
-    """Says why a contender has no row, and goes on."""
-
-    def __init__(self, name: str, case: Case) -> None:
-        self._name, self._case = name, case
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Absent):
-            return False
-        print(f"# {self._name} has no {self._case.dtype} {self._case.direction}: {error}", flush=True)
-        return True
+@contextmanager
+def _absence(name: str, case: Case) -> Iterator[None]:
+    """Say why a contender has no row, and go on."""
+    try:
+        yield
+    except Absent as reason:
+        print(f"# {name} has no {case.dtype} {case.direction}: {reason}", flush=True)
 
 
 def parse() -> argparse.Namespace:
@@ -269,44 +274,6 @@ def start(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[s
     return found
 
 
-def build_peaks(threads: int, folder: Path) -> list[Peak]:
-    """Compile the program that measures the processor; return its units at all threads and at one."""
-    source, program = Path(__file__).with_name("peak.cpp"), folder / "peak"
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        print("# left out: the peak of the processor, for which there is no C++ compiler", flush=True)
-        return []
-    built = subprocess.run(
-        [compiler, "-O3", "-march=native", "-pthread", str(source), "-o", str(program)],
-        capture_output=True,
-        text=True,
-    )
-    if built.returncode:
-        print("# left out: the peak of the processor, which does not compile:", flush=True)
-        print(built.stderr, flush=True)
-        return []
-    told = subprocess.run([str(program), "unit"], check=True, capture_output=True, text=True)
-    units = dict.fromkeys(("fma", told.stdout.strip()))
-    return [Peak(program, unit, count) for unit in units for count in sorted({threads, 1})]
-
-
-def keep_to_cores(threads: int) -> int:
-    """Keep this process and all that it starts to as many cores as there are threads; return how many."""
-    cores: dict[tuple[str, ...], int] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            names = ("physical_package_id", "core_id")
-            core = tuple((topology / name).read_text().strip() for name in names)
-        except OSError:
-            core = (str(cpu),)
-        cores.setdefault(core, cpu)
-    if len(cores) < threads:
-        print(f"# {threads} threads share {len(cores)} cores: these times prove nothing", flush=True)
-    os.sched_setaffinity(0, list(cores.values())[:threads])
-    return min(threads, len(cores))
-
-
 def header(options: argparse.Namespace, cores: int, contenders: Iterable[Contender]) -> dict[str, str]:
     """Return what the table says about itself."""
     versions = {"python": sys.version.split()[0]}
@@ -342,6 +309,11 @@ def summary(rows: Sequence[Row]) -> None:
         place = " ".join(least[name] for name in ("mask", "layout", "seq_len", "head_dim"))
         middle = statistics.median(ratio)
         print(form.format(*key, met, f"{min(ratio):.2f}", f"{middle:.2f}", place))
+    disturbed = {
+        tuple(row[name] for name in CASE) for row in rows if float(row["others_busy"] or 0) > DISTURBED
+    }
+    if disturbed:
+        print(f"disturbed by other programs: {len(disturbed)} cases; column others_busy tells which")
     for row in rows:
         if row["verdict"] == "wrong":
             print("wrong:", *(row[name] for name in (*CASE, "contender", "layout")))

@@ -209,29 +209,3 @@ class Contender:
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
-
-
-class Peak:
-    """The processor at its best, beside the contenders: its time is the work at the measured peak.
-
-    Parameters
-    ----------
-    program : Path
-        peak.cpp, compiled.
-    unit : str
-        As the program knows it.
-    threads : int
-    """
-
-    ranks = 1
-    #: Long enough for the clock of the core to settle.
-    SECONDS = 0.1
-
-    def __init__(self, program: Path, unit: str, threads: int) -> None:
-        self.name, self.unit, self.threads = f"peak-{unit}", unit, threads
-        self._command = [str(program), unit, str(threads), str(self.SECONDS)]
-
-    def gflops(self) -> float:
-        """Measure."""
-        told = subprocess.run(self._command, check=True, capture_output=True, text=True, timeout=60)
-        return float(told.stdout)

@@ -32,6 +32,7 @@ COLUMNS = (
     "max_abs_difference",
     "row_error",
     "verdict",
+    "others_busy",
     "samples_s",
 )
 

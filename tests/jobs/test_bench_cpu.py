@@ -110,6 +110,7 @@ def test_columns_follow_from_the_samples(measured: Path) -> None:
             ):
                 assert float(row[column]) == pytest.approx(value, rel=1e-3, abs=1e-3)
             compared += 1
+        assert row["others_busy"] == "" or 0 <= float(row["others_busy"]) <= 1
         if row["aim"]:
             assert row["met"] == ("yes" if float(row["ratio_median"]) >= float(row["aim"]) else "no")
         else:
