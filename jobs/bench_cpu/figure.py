@@ -53,11 +53,12 @@ def draw(table: Path, picture: Path) -> None:
     """
     header, rows = read(table)
     parts = [part for part in PARTS if any(row["part"] == part for row in rows)]
+    panels = [panel for panel in PANELS if any((row["dtype"], row["pass"]) == panel for row in rows)]
     figure, axes = plt.subplots(
-        2 * len(parts), len(PANELS), figsize=(24, 9 * len(parts)), squeeze=False, layout="constrained"
+        2 * len(parts), len(panels), figsize=(24, 9 * len(parts)), squeeze=False, layout="constrained"
     )
     for index, part in enumerate(parts):
-        for column, (dtype, direction) in enumerate(PANELS):
+        for column, (dtype, direction) in enumerate(panels):
             wanted = {"part": part, "dtype": dtype, "pass": direction}
             found = [row for row in rows if wanted.items() <= row.items()]
             above, below = axes[2 * index, column], axes[2 * index + 1, column]

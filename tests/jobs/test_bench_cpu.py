@@ -126,6 +126,16 @@ def test_table_says_where_it_comes_from_and_is_drawn(measured: Path) -> None:
     assert picture.startswith(b"\x89PNG")
 
 
+def test_part_of_a_table_is_drawn(measured: Path, tmp_path: Path) -> None:
+    from figure import draw
+
+    table = tmp_path / "part.csv"
+    lines = (measured / "out/bench_cpu.csv").read_text().splitlines(keepends=True)
+    table.write_text("".join(line for line in lines if not line.startswith(("ring,", "single,bf"))))
+    draw(table, tmp_path / "part.png")
+    assert (tmp_path / "part.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_it_goes_on_where_it_stopped_and_mixes_nothing(measured: Path) -> None:
     table = measured / "out/bench_cpu.csv"
     before = table.read_text()
