@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome, Queries, Work
+from ringmpi.devices.build import passed_over
 from ringmpi.devices.native import (
     MATRIX_UNIT,
     NativeDevice,
@@ -161,9 +162,10 @@ def native_facts() -> Iterator[tuple[str, str]]:
         return
     here = library()
     unit = "yes" if here.has_matrix_unit else "no"
-    took = f", compiled in {compile_seconds():.1f} s" if compile_seconds() else ""
+    took = f"; compiled in {compile_seconds():.1f} s" if compile_seconds() else ""
+    elsewhere = "".join(f"; {reason}" for reason in passed_over(here.path))
     yield "native", f"{here.instruction_set}; matrix unit: {unit}"
-    yield "library", f"{here.path}{took}"
+    yield "library", f"{here.path}{took}{elsewhere}"
 
 
 def _beyond_numpy(threads: int, matrix_unit: str) -> str:

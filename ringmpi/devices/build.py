@@ -120,6 +120,10 @@ class Built:
     seconds: float
 
 
+class _GivenUpError(MissingCapabilityError):
+    """The job ends, which says nothing about the compiler."""
+
+
 def _never() -> bool:
     return False
 
@@ -178,11 +182,13 @@ def kernel_sources() -> dict[str, bytes]:
 def cpu_kind(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return what tells this kind of CPU from others; empty where the kernel does not say. Local."""
     found: dict[str, str] = {}
-    with suppress(OSError):
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+    with suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
             name, _, value = line.partition(":")
             if name.strip() in CPU_LINES:
-                found.setdefault(name.strip(), value.strip())  # All CPUs of a node are alike.
+                found[name.strip()] = value.strip()
+            if found and not line.strip():
+                break  # All cores of a node are alike.
     return "\n".join(f"{name}: {value}" for name, value in found.items())
 
 
@@ -233,6 +239,8 @@ def build(recipe: Recipe, limit: float = COMPILE_LIMIT, stopped: Stopped = _neve
             _heed_failure(name, since)
             try:
                 found = _make(recipe, name, limit, stopped)
+            except _GivenUpError:
+                raise
             except MissingCapabilityError as error:
                 _note_failure(name, str(error))
                 raise
@@ -268,6 +276,13 @@ def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
     with suppress(OSError):  # No folder for temporary files either.
         found.append(node_folder())
     return found
+
+
+def passed_over(path: Path) -> list[str]:
+    """Return why a library does not lie in a folder that would be preferred. Local."""
+    preferred = folders()
+    last = preferred.index(path.parent) if path.parent in preferred else 0
+    return [reason for reason in map(distrust, preferred[:last]) if reason is not None]
 
 
 def node_folder() -> Path:
@@ -313,12 +328,18 @@ def _is_sound(path: Path) -> bool:
 
 
 def _make(recipe: Recipe, name: str, limit: float, stopped: Stopped) -> Path:
-    """Compile into the first folder that takes it."""
+    """Compile, and put the library into the first folder that takes it."""
+    try:
+        data = _compile(recipe, limit, stopped)
+    except OSError as error:
+        raise MissingCapabilityError(
+            f"no folder to compile in: {error.strerror}; set TMPDIR to one"
+        ) from error
     refused = []
     for folder in folders():
-        refusal = _unusable(folder)
+        refusal = _unusable(folder) or _keep(data, folder / name)
         if refusal is None:
-            return _make_in(folder, recipe, name, limit, stopped)
+            return folder / name
         refused.append(refusal)
     told = "; ".join(refused) or "no home and no temporary files"
     raise MissingCapabilityError(f"no folder to keep it in ({told}); set RINGMPI_CACHE to one")
@@ -328,34 +349,32 @@ def _unusable(folder: Path) -> str | None:
     """Return why no library can be put into a folder, or None; makes it, for this user alone."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        probe = _temporary(folder)
-        probe.touch(exist_ok=False)
-        probe.unlink()
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return distrust(folder)
 
 
-def _make_in(folder: Path, recipe: Recipe, name: str, limit: float, stopped: Stopped) -> Path:
-    temporary = _temporary(folder)
+def _keep(data: bytes, target: Path) -> str | None:
+    """Write a library under its name, whole and sealed; return why that cannot be done, or None."""
+    temporary = _temporary(target.parent)
     try:
-        _compile(recipe, temporary, limit, stopped)
-        with temporary.open("r+b") as file:
-            digest = hashlib.sha256(file.read()).digest()
-            file.write(digest)
-        temporary.chmod(0o700)  # Whatever the umask lets others do.
-        return _put_into_place(temporary, folder / name)
+        temporary.touch(mode=0o700, exist_ok=False)
+        temporary.chmod(0o700)  # Whatever the umask takes away.
+        temporary.write_bytes(data + hashlib.sha256(data).digest())
+        _put_into_place(temporary, target)
     except OSError as error:
-        raise MissingCapabilityError(f"{folder}: {error.strerror}; set RINGMPI_CACHE") from error
+        return f"{target.parent}: {error.strerror}"
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return None
 
 
 def _temporary(folder: Path) -> Path:
     return folder / f".{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
 
 
-def _put_into_place(temporary: Path, target: Path) -> Path:
+def _put_into_place(temporary: Path, target: Path) -> None:
     """Give a library its name; a sound one that another node has put there in the meantime stays.
 
     That one may be mapped already, and a network file system takes it away from under those who use it.
@@ -365,25 +384,26 @@ def _put_into_place(temporary: Path, target: Path) -> Path:
     except OSError:  # It is there, or this file system has no links.
         if not _is_sound(target):
             temporary.replace(target)
-    return target
 
 
-def _compile(recipe: Recipe, target: Path, limit: float, stopped: Stopped) -> None:
-    """Run the compiler on copies of the very sources that the name was made of."""
+def _compile(recipe: Recipe, limit: float, stopped: Stopped) -> bytes:
+    """Compile copies of the very sources that the name was made of, and return the library."""
     with tempfile.TemporaryDirectory(prefix="ringmpi-") as folder:
         for name, source in recipe.sources.items():
             Path(folder, name).write_bytes(source)
+        library = Path(folder, "library.so")
         units = [str(Path(folder, name)) for name in sorted(recipe.sources) if name.endswith(".cpp")]
+        rest = ["-o", str(library), *units]
         own = [recipe.own_cpu] if recipe.own_cpu else []
-        rest = ["-o", str(target), *units]
         code, text = _run([*recipe.compiler, *recipe.flags, *own, *rest], limit, stopped)
         if code != 0 and own and recipe.own_cpu.partition("=")[0] in text:
             code, text = _run([*recipe.compiler, *recipe.flags, *rest], limit, stopped)
-    if code != 0:
         command = shlex.join(recipe.compiler)
-        raise MissingCapabilityError(f"{command} could not compile it: {_first_error(text, code)}")
-    if not target.exists():
-        raise MissingCapabilityError(f"{shlex.join(recipe.compiler)} compiled it and left no library")
+        if code != 0:
+            raise MissingCapabilityError(f"{command} could not compile it: {_first_error(text, code)}")
+        if not library.exists():
+            raise MissingCapabilityError(f"{command} compiled it and left no library")
+        return library.read_bytes()
 
 
 def _run(command: list[str], limit: float, stopped: Stopped) -> tuple[int, str]:
@@ -416,7 +436,7 @@ def _await(process: subprocess.Popen[bytes], name: str, limit: float, stopped: S
     until = time.monotonic() + limit
     while process.poll() is None:
         if stopped():
-            raise MissingCapabilityError(f"{name} was given up, since the job ends")
+            raise _GivenUpError(f"{name} was given up, since the job ends")
         if time.monotonic() > until:
             raise MissingCapabilityError(f"{name} was given up after {limit:g} s; set CXX to another")
         time.sleep(NAP)

@@ -95,6 +95,13 @@ REFUSED = {
     "link in bytes": (f"{RUN} --link 1GB/s,1ms", ["link='1GB/s,1ms'", "100Mbit/s,1ms"]),
     "link that moves nothing": (f"{RUN} --link 0bit/s,1ms", ["link='0bit/s,1ms'", "above 0"]),
     "unknown device": (f"{RUN} --device gpu", ["device='gpu'", "numpy"]),
+    "threads of NumPy": (f"{RUN} --device numpy --threads 2", ["threads=2", "--device native"]),
+    "no thread": (f"{RUN} --threads 0", ["threads=0", "from 1"]),
+    "matrix unit of NumPy": (f"{RUN} --device numpy --matrix-unit on", ["matrix_unit=on", "native"]),
+    "unknown use of a matrix unit": (
+        f"{RUN} --matrix-unit yes",
+        ["matrix_unit='yes'", "auto, off, on"],
+    ),
     "unknown progress": (f"{RUN} --progress pol", ["progress='pol'", "poll"]),
     "unknown dtype": (f"{RUN} --dtype float23", ["dtype='float23'", "float32"]),
     "unknown verify": (f"{RUN} --verify some", ["verify='some'", "sample:"]),

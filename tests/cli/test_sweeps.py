@@ -169,7 +169,7 @@ def test_more_ranks_than_cores_are_marked_and_have_no_efficiency(ended: Ended) -
     assert one["efficiency"] == "100%"
     assert crowd["time ms"].endswith("*")
     assert crowd["efficiency"] == "-"
-    assert "more ranks than cores" in ended.stdout
+    assert "more ranks or threads than cores" in ended.stdout
 
 
 @pytest.mark.skipif(available_cores() < 2, reason="needs two cores")

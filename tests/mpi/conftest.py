@@ -13,6 +13,23 @@ from mpi4py import MPI
 
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
+from ringmpi.devices import why_missing
+from ringmpi.devices.build import compiler_command
+from ringmpi.errors import MissingCapabilityError
+
+
+def devices() -> list[str]:
+    """Return what can be had here; tests/conftest.py has compiled the native one if there is a compiler."""
+    try:
+        compiler_command()
+    except MissingCapabilityError:
+        return ["numpy"]
+    reason = why_missing("native")
+    assert reason is None, reason  # Its tests must not vanish.
+    return ["numpy", "native"]
+
+
+DEVICES = devices()
 
 
 @pytest.hookimpl(trylast=True)
@@ -39,9 +56,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests that are marked so on every device."""
+    if metafunc.definition.get_closest_marker("every_device"):
+        metafunc.parametrize("device", DEVICES, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``auto`` takes: NumPy in tests of all that does not depend on it."""
+    name = getattr(request, "param", "numpy")
+    monkeypatch.setattr("ringmpi.agreed.PREFERENCE", (name,))
+    return str(name)
+
+
 def pytest_report_header() -> str:
     world = MPI.COMM_WORLD
-    return f"mpi: {MPI.get_vendor()}, {world.size} rank(s)"
+    return f"mpi: {MPI.get_vendor()}, {world.size} rank(s), devices: {', '.join(DEVICES)}"
 
 
 @pytest.fixture

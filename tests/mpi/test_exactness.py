@@ -19,7 +19,7 @@ from sharded import Check, error_of
 from ringmpi import ring_attention
 from ringmpi.layout import Layout
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.every_device]
 
 
 def random_inputs(

@@ -26,7 +26,7 @@ from sharded import (
     too_far,
 )
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.every_device]
 
 SMALL = [
     Problem(6, 0, "contiguous", "causal", heads=8, kv_heads=2, head_dim=2),

@@ -59,6 +59,7 @@ def test_groups_of_one_rank_or_of_all_are_simpler_methods(
         collective_assert(grouped.schedules == simple.schedules, SAME_WAYS[way])
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", ALL_WAYS, ids=str)
 def test_random_inputs_agree_with_dense_attention(
     comm: MPI.Comm, collective_assert: Check, way: Way
@@ -84,6 +85,7 @@ UNIFORM = [
 ]
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_uniform_weights_give_means_of_positions(
     comm: MPI.Comm, collective_assert: Check, way: Way
@@ -201,6 +203,7 @@ def single_pass(problem: Problem) -> tuple[Tensors, Tensors]:
     return dense_answers(problem), single
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", SOME_WAYS, ids=str)
 def test_every_dtype_is_within_twice_a_single_pass(
     comm: MPI.Comm, collective_assert: Check, way: Way
@@ -226,6 +229,7 @@ def test_every_dtype_is_within_twice_a_single_pass(
     collective_assert(not wrong, wrong)
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", OTHER_WAYS, ids=str)
 def test_the_mean_error_of_bfloat16_is_that_of_rounding_once(
     comm: MPI.Comm, collective_assert: Check, way: Way
@@ -267,6 +271,7 @@ WILD = [
 ]
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", OTHER_WAYS, ids=str)
 def test_what_is_behind_the_mask_reaches_no_row_and_no_key(
     comm: MPI.Comm, collective_assert: Check, way: Way
@@ -288,6 +293,7 @@ def test_what_is_behind_the_mask_reaches_no_row_and_no_key(
     collective_assert(not wrong, wrong)
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", SOME_WAYS, ids=str)
 def test_very_negative_scores_are_no_minus_infinity(
     comm: MPI.Comm, collective_assert: Check, way: Way
@@ -308,6 +314,7 @@ def test_very_negative_scores_are_no_minus_infinity(
     collective_assert((found["dv"] == expected[:, None]).all(), found["dv"])
 
 
+@pytest.mark.every_device
 @pytest.mark.ranks(most=4)
 @pytest.mark.parametrize("head_dim", [1, 5, 12, 80, 96, 100, 256])
 def test_any_head_dim_keeps_its_own_scale(
@@ -373,6 +380,7 @@ def test_blocks_below_and_above_the_eager_limit_come_home(
     collective_assert(not found["dk"].any() and not found["dq"].any(), "q and k are 0")
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("way", OTHER_WAYS, ids=str)
 def test_same_inputs_give_the_same_bits(comm: MPI.Comm, collective_assert: Check, way: Way) -> None:
     """Whatever the size of messages, the progress, the link, and whether transfers are checked."""

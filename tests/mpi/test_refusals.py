@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from sharded import Check, Problem, Way, attend, make, random_tensors, too_far
 
 from ringmpi import RingAttention, ring_attention
 from ringmpi.comm.team import Team
-from ringmpi.errors import ConfigError, RingMPIError, ShapeError
+from ringmpi.devices import DEVICES, native
+from ringmpi.errors import ConfigError, MissingCapabilityError, RingMPIError, ShapeError
 from ringmpi.schedule import METHODS
 
 pytestmark = pytest.mark.mpi
@@ -47,13 +49,15 @@ def test_ranks_that_disagree_all_raise_alike(comm: MPI.Comm, collective_assert: 
         "heads": lambda: ring_attention(*((a[:, :2] if last else a) for a in (q, k, v)), comm),
         "causal": lambda: ring_attention(q, k, v, comm, causal=last),
         "method": lambda: ring_attention(q, k, v, comm, method="passq" if last else "ring"),
+        "device": lambda: ring_attention(q, k, v, comm, device="numpy" if last else "auto"),
+        "matrix_unit": lambda: ring_attention(q, k, v, comm, matrix_unit="off" if last else "auto"),
         "link": lambda: ring_attention(q, k, v, comm, link="1Gbit/s,1us" if last else "2Gbit/s,1us"),
         "rank of array": lambda: RingAttention(comm, seq_len=16).forward(q[0] if last else q, k, v),
         "tokens": lambda: RingAttention(comm, seq_len=16).forward(q[:, :, 1:] if last else q, k, v),
         "integers": lambda: ring_attention(*((a.astype(int) if last else a) for a in (q, k, v)), comm),
     }
     for what, call in odd.items():
-        if comm.size == 1 and what in ("dtype", "heads", "causal", "method", "link"):
+        if comm.size == 1 and what not in ("rank of array", "tokens", "integers"):
             continue  # One rank cannot disagree with itself.
         if len(q[0, 0]) == 0 and what == "tokens":
             continue
@@ -207,3 +211,51 @@ def test_what_needs_a_pass_before_says_so(comm: MPI.Comm, collective_assert: Che
         with RingAttention(comm, seq_len=9, method=method, inner=1) as attention:
             found = refusal(attention.transfers_alone)
             assert_alike(comm, collective_assert, found, ConfigError, "nothing has moved yet")
+
+
+class TestDeviceThatOneRankLacks:
+    """The last rank has no compiler; the others may have one."""
+
+    @pytest.fixture(autouse=True)
+    def lacking(self, comm: MPI.Comm, device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr("ringmpi.agreed.PREFERENCE", ("native", "numpy"))
+        if comm.rank == comm.size - 1:
+            monkeypatch.setattr(native._Here, "library", None)
+            monkeypatch.setattr(native._Here, "missing", "it has no compiler")
+        return
+
+    def test_auto_takes_one_that_all_have(self, comm: MPI.Comm, collective_assert: Check) -> None:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            mine = PROBLEM.shards(comm, random_tensors(PROBLEM))
+            with make(comm, Way("ring"), PROBLEM) as attention:
+                attention.forward(mine["q"], mine["k"], mine["v"])
+        where = "" if comm.size == 1 else f" (rank {comm.size - 1} of {comm.size})"
+        expected = [f"device=auto: is numpy, since it has no compiler{where}"]
+        collective_assert(attention.device == "numpy", attention.device)
+        collective_assert([str(w.message) for w in told] == (expected if comm.rank == 0 else []), told)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            pytest.param({"device": "native"}, "device=native: it has no compiler", id="native"),
+            pytest.param({"threads": 2}, "threads=2: only the native device", id="threads"),
+            pytest.param({"matrix_unit": "on"}, "matrix_unit=on: ", id="matrix unit"),
+        ],
+    )
+    def test_what_is_asked_for_by_name_is_refused_on_all(
+        self, comm: MPI.Comm, collective_assert: Check, options: dict[str, Any], words: str
+    ) -> None:
+        found = refusal(lambda: make(comm, Way("ring"), PROBLEM, **options))
+        assert_alike(comm, collective_assert, found, MissingCapabilityError, words)
+        assert_alike(comm, collective_assert, found, MissingCapabilityError, "it has no compiler")
+
+
+@pytest.mark.every_device
+def test_a_device_is_told_by_its_name(comm: MPI.Comm, collective_assert: Check, device: str) -> None:
+    with (
+        make(comm, Way("ring"), PROBLEM) as by_auto,
+        make(comm, Way("ring"), PROBLEM, device=device) as own,
+    ):
+        collective_assert(by_auto.device == own.device == device)
+        collective_assert(set(DEVICES) >= {device})

@@ -54,6 +54,7 @@ def test_moments_follow_each_other(comm: MPI.Comm, collective_assert: Check) -> 
     )
 
 
+@pytest.mark.every_device
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_causal_work_is_skipped_and_not_masked(
     comm: MPI.Comm, collective_assert: Check, layout: str
@@ -65,6 +66,7 @@ def test_causal_work_is_skipped_and_not_masked(
     collective_assert(8192 * 8193 / 2 <= computed <= 1.15 * 8192**2 / 2, computed / 8192**2)
 
 
+@pytest.mark.every_device
 def test_skipped_tiles_show_in_the_trace(comm: MPI.Comm, collective_assert: Check) -> None:
     seq_len = 2048
     for layout in LAYOUTS:

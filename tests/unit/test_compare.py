@@ -91,6 +91,7 @@ def result(
                 for rank in range(RANKS):
                     writer.write_records(group, rank, made[:, rank])
         writer.texts("ranks/hostname", ["node"] * ranks, "node")
+        writer.texts("ranks/device", ["numpy"] * ranks, "what computed")
         for number, direction in enumerate(Pass):
             held = np.array([1_500_000, 2_500_000]) * (number + 1)
             writer.table(f"ranks/held_{direction.value}_nbytes", held, "B", "buffers")

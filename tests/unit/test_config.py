@@ -73,6 +73,16 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "link of another kind": ({"link": "1Gbit/s,1ms,split"}, ["link='1Gbit/s,1ms,split'", ",shared"]),
     "link of nothing": ({"link": ""}, ["link: is empty", "leave the option away"]),
     "device": ({"device": "nunpy"}, ["device='nunpy'", "did you mean 'numpy'"]),
+    "threads 0": ({"threads": 0}, ["threads=0", "from 1 to"]),
+    "threads of numpy": (
+        {"threads": 2, "device": "numpy"},
+        ["threads=2", "OMP_NUM_THREADS", "--device native"],
+    ),
+    "matrix_unit": ({"matrix_unit": "yes"}, ["matrix_unit='yes'", "auto, off, on"]),
+    "matrix_unit of numpy": (
+        {"matrix_unit": "on", "device": "numpy"},
+        ["matrix_unit=on", "--device native"],
+    ),
     "progress": ({"progress": "pole"}, ["progress='pole'", "did you mean 'poll'"]),
     "io": ({"io": "mpio"}, ["io='mpio'", "gather"]),
     "verify": ({"verify": "some"}, ["verify='some'", "full, sample:ROWS", "none"]),
@@ -109,6 +119,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "link": {"link": "2.5Gbit/s,0s"},
     "one link a rank": {"link": "1e3kbit/s,10us,shared"},
     "backward": {"backward": True, "dtype": "bfloat16"},
+    "threads": {"threads": 3, "device": "native", "matrix_unit": "on"},
+    "threads, if there is a device that has them": {"threads": 3, "device": "auto"},
+    "numpy without a matrix unit": {"device": "numpy", "matrix_unit": "off"},
 }
 
 
@@ -135,6 +148,8 @@ def test_the_defaults_are_those_of_the_manual() -> None:
         "layout": "contiguous",
         "method": "ring",
         "device": "auto",
+        "threads": 1,
+        "matrix_unit": "auto",
         "progress": "poll",
         "repeats": 3,
         "warmup": 1,

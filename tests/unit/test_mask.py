@@ -47,6 +47,24 @@ def test_allowed_pairs_follow_the_rules_one_by_one(mask: Mask) -> None:
 
 
 @with_every_mask
+@pytest.mark.parametrize("keys", [[0, 1, 4, 5, 6, 7, 11, 16], [16], []], ids=len)
+def test_bounds_are_the_keys_that_a_query_sees(mask: Mask, keys: list[int]) -> None:
+    queries = np.arange(17)
+
+    begin, end = mask.bounds(queries, np.array(keys, np.int64))
+
+    for query, low, high in zip(queries.tolist(), begin.tolist(), end.tolist(), strict=True):
+        assert keys[low:high] == [key for key in keys if sees(mask, query, key)]
+    for edge in (begin, end):  # What devices rely on that get no more than an address.
+        assert edge.dtype == np.int64
+        assert edge.flags.c_contiguous
+        assert (np.diff(edge) >= 0).all()
+    assert (begin >= 0).all()
+    assert (begin <= end).all()
+    assert (end <= len(keys)).all()
+
+
+@with_every_mask
 def test_pairs_are_counted_without_making_them(mask: Mask) -> None:
     queries, keys = np.array([0, 2, 3, 9, 16]), np.array([1, 2, 5, 6, 13])
 

@@ -10,7 +10,7 @@ import ringmpi
 from ringmpi.cli import main
 from ringmpi.comm.policy import PROGRESS
 from ringmpi.config import options
-from ringmpi.devices import DEVICES
+from ringmpi.devices import DEVICES, MATRIX_UNIT
 from ringmpi.layout import LAYOUTS
 from ringmpi.schedule import METHODS
 from ringmpi.softmax import DTYPES
@@ -60,8 +60,12 @@ def test_rooms_that_never_know_mpi_do_not_load_it(room: str) -> None:
 
 
 def test_the_public_names_are_these_and_no_more() -> None:
-    assert sorted(ringmpi.__all__) == ["RingAttention", "__version__", "ring_attention"]
+    assert sorted(ringmpi.__all__) == ["RingAttention", "__version__", "prepare", "ring_attention"]
     assert ringmpi.__version__.count(".") == 2
+
+
+def test_preparing_needs_no_mpi() -> None:
+    assert "mpi4py" not in loaded_by("import ringmpi; ringmpi.prepare()")
 
 
 def test_a_name_that_is_not_there_is_told() -> None:
@@ -96,6 +100,7 @@ REGISTRIES = {
     "layout": LAYOUTS,
     "method": METHODS,
     "device": DEVICES,
+    "matrix_unit": MATRIX_UNIT,
     "progress": PROGRESS,
     "dtype": DTYPES,
 }
@@ -103,7 +108,8 @@ REGISTRIES = {
 
 @pytest.mark.parametrize("option", REGISTRIES)
 def test_every_registered_name_is_offered_by_the_command_line(option: str, help_of_run: str) -> None:
-    offered = help_of_run.split(f" --{option} ")[-1].split(" --")[0]
+    flag = option.replace("_", "-")
+    offered = help_of_run.split(f" --{flag} ")[-1].split(" --")[0]
 
     for name in REGISTRIES[option]:
         assert name in offered.replace(",", " ").split()

@@ -123,36 +123,41 @@ def _before(owner: Any, name: str, place: str) -> None:
     setattr(owner, name, wrapper)
 
 
-def _device(module: Any) -> None:
+def _device(name: str, work: str) -> Callable[[Any], None]:
     """``attend``: the first advance of each block. ``scale`` makes scores 1 % too large.
 
     ``scale-backward`` does so in the backward pass only.
     """
-    original = module.TileWork.advance
 
-    def advance(self: Any) -> Any:
-        if not getattr(self, "was_here", False):
-            self.was_here = True
-            reached("attend")
-        return original(self)
+    def patch(module: Any) -> None:
+        of_work, of_device = getattr(module, work), getattr(module, name)
+        original = of_work.advance
 
-    module.TileWork.advance = advance
-    if any(fault.action == "scale" for fault in FAULTS):
-        make = module.NumpyDevice.__init__
+        def advance(self: Any) -> Any:
+            if not getattr(self, "was_here", False):
+                self.was_here = True
+                reached("attend")
+            return original(self)
 
-        def too_large(self: Any, mask: Any, softmax_scale: float) -> None:
-            make(self, mask, softmax_scale * 1.01)
+        of_work.advance = advance
+        if any(fault.action == "scale" for fault in FAULTS):
+            make = of_device.__init__
 
-        module.NumpyDevice.__init__ = too_large
-    if any(fault.action == "scale-backward" for fault in FAULTS):
-        attend_backward = module.NumpyDevice.attend_backward
+            def too_large(self: Any, mask: Any, softmax_scale: float, *options: Any) -> None:
+                make(self, mask, softmax_scale * 1.01, *options)
 
-        def go_back(self: Any, *given: Any) -> Any:
-            wrong = copy.copy(self)
-            wrong.softmax_scale = self.softmax_scale * 1.01
-            return attend_backward(wrong, *given)
+            of_device.__init__ = too_large
+        if any(fault.action == "scale-backward" for fault in FAULTS):
+            attend_backward = of_device.attend_backward
 
-        module.NumpyDevice.attend_backward = go_back
+            def go_back(self: Any, *given: Any) -> Any:
+                wrong = copy.copy(self)
+                wrong.softmax_scale = self.softmax_scale * 1.01
+                return attend_backward(wrong, *given)
+
+            of_device.attend_backward = go_back
+
+    return patch
 
 
 def _exchange(module: Any) -> None:
@@ -220,7 +225,8 @@ def _run(module: Any) -> None:
 
 
 PLACES: dict[str, Callable[[Any], None]] = {
-    "ringmpi.devices.numpy": _device,
+    "ringmpi.devices.numpy": _device("NumpyDevice", "TileWork"),
+    "ringmpi.devices.native": _device("NativeDevice", "NativeWork"),
     "ringmpi.comm.exchange": _exchange,
     "ringmpi.attention": _attention,
     "ringmpi.problem": lambda module: _before(module, "shard_of", "shards"),

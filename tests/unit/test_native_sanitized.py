@@ -1,0 +1,100 @@
+"""The C++ under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ringmpi.devices.build import build, recipe_here
+from ringmpi.errors import MissingCapabilityError
+
+FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+
+#: Reads one element behind an array, or shifts by more than there is.
+FAULTY = b"""
+extern "C" int read_behind(const int *numbers, long count) { return numbers[count]; }
+extern "C" int shift(int by) { return 1 << by; }
+"""
+
+#: Seconds for a compiler that instruments everything, on a busy core.
+TEST_LIMIT = 600
+
+
+@pytest.fixture(scope="module")
+def runtime() -> str:
+    """The sanitizer's library, which must be loaded before all others."""
+    try:
+        compiler = recipe_here().compiler
+    except MissingCapabilityError as error:
+        pytest.skip(str(error))
+    asked = [*compiler, "-print-file-name=libasan.so"]
+    path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(path).is_absolute():
+        pytest.skip(f"{compiler[0]} has no libasan.so")
+    return str(Path(path).resolve())
+
+
+def run(runtime: str, *words: str) -> subprocess.CompletedProcess[str]:
+    tests = Path(__file__).parents[1]
+    own = {
+        "LD_PRELOAD": runtime,
+        # Python leaves much to the end of the process.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "PYTHONPATH": str(tests),
+        "PYTHONMALLOC": "malloc",
+    }
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **own},
+        check=False,
+        timeout=TEST_LIMIT,
+    )
+
+
+@pytest.mark.timeout(TEST_LIMIT)
+def test_odd_shapes_are_computed_within_their_memory(runtime: str) -> None:
+    library = build(recipe_here(FLAGS)).path
+
+    ended = run(runtime, str(Path(__file__).with_name("sanitized.py")), str(library))
+
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    assert ended.stdout.strip().endswith("cases")
+    assert "Sanitizer" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (
+            "numpy.zeros(100, 'i4'); library.read_behind(numbers.ctypes.data_as(P), 100)",
+            "heap-buffer-overflow",
+        ),
+        ("0; library.shift(40)", "shift exponent 40"),
+    ],
+    ids=["read", "shift"],
+)
+def test_a_fault_would_be_seen(
+    runtime: str, call: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGMPI_CACHE", str(tmp_path / "cache"))
+    library = build(replace(recipe_here(FLAGS), sources={"faulty.cpp": FAULTY})).path
+    program = (
+        "import ctypes, numpy\n"
+        "P = ctypes.POINTER(ctypes.c_int)\n"
+        f"library = ctypes.CDLL({str(library)!r})\n"
+        "library.read_behind.argtypes = P, ctypes.c_long\n"
+        f"numbers = {call}\n"
+    )
+
+    ended = run(runtime, "-c", program)
+
+    assert ended.returncode != 0
+    assert told in ended.stderr
