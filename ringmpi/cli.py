@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
             _sweep,
         ),
         ("report", "tables of result files; --plot draws them", _report_options, _report),
+        (
+            "plan",
+            "overlap, memory, FLOPs and times of the methods on a machine, without running",
+            _plan_options,
+            _plan,
+        ),
         ("doctor", "what this machine offers", _doctor_options, _doctor),
     ):
         sub = commands.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
@@ -170,7 +176,8 @@ def _verify_options(parser: argparse.ArgumentParser) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     from ringmpi.recheck import verify_file
     from ringmpi.report.progress import track
-    from ringmpi.report.tables import make_console, verdict_table
+    from ringmpi.report.tables import verdict_table
+    from ringmpi.report.text import make_console
 
     console = make_console()
     with track("verify", console) as progress:
@@ -228,6 +235,53 @@ def _sweep(arguments: argparse.Namespace) -> int:
     given = _given(arguments, leave_out=SWEPT)
     sweep = Sweep(given, arguments.ranks, arguments.vary, arguments.output, arguments.launcher)
     return sweep.show_commands() if arguments.dry_run else sweep.run()
+
+
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    from ringmpi.config import options
+    from ringmpi.model.plan import PLANNED
+    from ringmpi.model.transformer import TRANSFORMERS
+
+    parser.add_argument(
+        "--machine", metavar="NAME|FILE", help="a built-in machine, or a file NAME.toml"
+    )
+    parser.add_argument("--list", action="store_true", help="only list the built-in machines")
+    parser.add_argument(
+        "--show-machine",
+        action="store_true",
+        help="only print the machine's file, to begin one's own with",
+    )
+    parser.add_argument(
+        "--paper", action="store_true", help="only compare the Ring Attention paper's tables with ours"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON: seconds, bytes, FLOPs, tokens")
+    parser.add_argument(
+        "--model", metavar="NAME", help="shape of a whole transformer: " + ", ".join(TRANSFORMERS)
+    )
+    parser.add_argument("--layers", type=int, metavar="L", help="of a plain transformer [1]")
+    parser.add_argument("--hidden", type=int, metavar="H", help="its hidden size [heads * head_dim]")
+    _add_experiment_options(parser, leave_out=[name for name in options() if name not in PLANNED])
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from ringmpi.report.plan import show_machine, show_machines, show_paper, show_plan
+
+    if arguments.list:
+        show_machines()
+    elif arguments.paper:
+        show_paper(arguments.json)
+    elif arguments.machine is None:
+        raise ConfigError("give --machine NAME or FILE.toml; --list names the built-in ones")
+    elif arguments.show_machine:
+        show_machine(arguments.machine)
+    else:
+        from ringmpi.model.plan import plan_from
+
+        plan = plan_from(
+            _given(arguments), arguments.machine, arguments.model, arguments.layers, arguments.hidden
+        )
+        show_plan(plan, arguments.json)
+    return OK
 
 
 def _doctor_options(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from ringmpi.comm.probe import library_name, load_mpi
 from ringmpi.devices import DEVICES, native_facts, prepare, why_missing
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
-from ringmpi.report.tables import make_console
+from ringmpi.report.text import make_console
 from ringmpi.store import hdf5_facts
 
 Fact = tuple[str, str]

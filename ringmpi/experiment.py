@@ -38,7 +38,8 @@ from ringmpi.provenance import peak_nbytes, rank_facts
 from ringmpi.recording import Passes, Recording, Records
 from ringmpi.report.console import speak
 from ringmpi.report.progress import track
-from ringmpi.report.tables import described, make_console, report
+from ringmpi.report.tables import described, report
+from ringmpi.report.text import make_console
 from ringmpi.schedule import Pass, check_heads, inner_ranks
 from ringmpi.store import ResultFile, ResultWriter, refusal
 from ringmpi.verify import Verdict, verify

@@ -27,7 +27,7 @@ from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, Interru
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
-from ringmpi.report.tables import make_console, milliseconds, percent, plain_table
+from ringmpi.report.text import make_console, milliseconds, percent, plain_table
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ranks
 from ringmpi.store import ResultFile, unwritable
 from ringmpi.verify import Verdict

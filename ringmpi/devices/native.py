@@ -78,7 +78,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "advance": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_double)),
     "counts": (None, (ctypes.c_void_p, ctypes.POINTER(_Counts))),
     "end": (None, (ctypes.c_void_p,)),
-    "fill_scratch": (None, (ctypes.c_void_p, ctypes.c_double)),
+    "poison": (None, (ctypes.c_void_p,)),
 }
 
 
@@ -238,9 +238,9 @@ class Pool:
             raise MemoryError(f"no memory for {threads} thread(s) of the native device")
         weakref.finalize(self, loaded, "close", self.address)
 
-    def fill_scratch(self, value: float) -> None:
-        """Fill all scratch memory, so that a test sees what is read before it was written."""
-        self.library("fill_scratch", self.address, value)
+    def poison(self) -> None:
+        """Fill all memory that no work is using with NaN, so that a test sees what is read before it was written."""
+        self.library("poison", self.address)
 
 
 class NativeDevice(HostDevice):

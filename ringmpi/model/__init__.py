@@ -1,1 +1,1 @@
-"""What can be said without running: costs by formula."""
+"""What can be said without running: machines as data, costs by formula, times by walking schedules."""

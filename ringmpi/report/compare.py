@@ -12,7 +12,7 @@ import numpy as np
 
 from ringmpi.errors import ConfigError
 from ringmpi.metrics import by_rank, makespans
-from ringmpi.report.tables import make_console, megabytes, milliseconds, plain_table
+from ringmpi.report.text import make_console, megabytes, milliseconds, plain_table
 from ringmpi.schedule import GROUP_OPTIONS, Pass
 from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from ringmpi.errors import ConfigError, MissingCapabilityError
 from ringmpi.report.compare import compare
-from ringmpi.report.tables import make_console, report
+from ringmpi.report.tables import report
+from ringmpi.report.text import make_console
 from ringmpi.store import ResultFile
 
 

@@ -129,7 +129,7 @@ class Maker:
 def poison(device: HostDevice) -> None:
     """Fill what a work must not read before it has written it."""
     if isinstance(device, NativeDevice):
-        device.pool.fill_scratch(np.nan)
+        device.pool.poison()
         return
     for array in device._scratch.values():
         array[:] = np.nan

@@ -52,7 +52,15 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
             "comparison",
             "tensors",
         ),
-        *("workspace", "model.travel", "comm.link", "report.compare", "sweep"),
+        *(
+            "workspace",
+            "model.travel",
+            "model.plan",
+            "comm.link",
+            "report.compare",
+            "report.plan",
+            "sweep",
+        ),
     ],
 )
 def test_rooms_that_never_know_mpi_do_not_load_it(room: str) -> None:

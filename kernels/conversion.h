@@ -1,0 +1,54 @@
+// Numbers of 16 bits as they lie in memory, and what they are in the dtype of the state.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace ringmpi {
+
+struct Float16 {
+    uint16_t bits;
+};
+struct BFloat16 {
+    uint16_t bits;
+};
+
+// The dtype of the state for inputs of a dtype.
+template <class Raw> struct StateOf {
+    using type = float;
+};
+template <> struct StateOf<double> {
+    using type = double;
+};
+template <class Raw> using State = typename StateOf<Raw>::type;
+
+inline float from_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline double widen(double value) { return value; }
+inline float widen(float value) { return value; }
+inline float widen(BFloat16 value) { return from_bits(static_cast<uint32_t>(value.bits) << 16); }
+
+#if defined(__FLT16_MAX__)
+inline float widen(Float16 value) {
+    _Float16 half;
+    std::memcpy(&half, &value, sizeof half);
+    return static_cast<float>(half);
+}
+#else
+// IEEE 754 binary16: with its exponent moved to where float has it, a value is 2^112 too small, subnormal ones included.
+inline float widen(Float16 value) {
+    const uint32_t magnitude = value.bits & 0x7fffu, sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
+    if (magnitude >= 0x7c00u) return from_bits(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    const float small = from_bits(magnitude << 13) * from_bits(0x77800000u); // times 2^112
+    return sign ? -small : small;
+}
+#endif
+
+template <class Raw> inline bool is_finite(Raw value) { return std::isfinite(widen(value)); }
+
+} // namespace ringmpi
