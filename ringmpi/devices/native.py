@@ -239,7 +239,7 @@ class Pool:
         weakref.finalize(self, loaded, "close", self.address)
 
     def poison(self) -> None:
-        """Fill all memory that no work is using with NaN, so that a test sees what is read before it was written."""
+        """Fill all memory that no work uses with NaN, so that a test sees what is read unwritten."""
         self.library("poison", self.address)
 
 
