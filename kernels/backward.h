@@ -19,15 +19,15 @@ template <class Unit> class Backward {
     static int64_t nbytes(const Problem &problem, int64_t keys) {
         return Unit::nbytes(problem) + 2 * Unit::Operand::nbytes(width(problem)) +
                2 * Scratch::nbytes_of<T>(Unit::TILE_KEYS * L) + 2 * Scratch::nbytes_of<T>(width(problem) * L) +
-               2 * Scratch::nbytes_of<T>((keys + Unit::TILE_KEYS) * width(problem));
+               2 * Scratch::nbytes_of<T>(up_to_multiple(keys, Unit::KEY_UNIT) * width(problem));
     }
 
     Backward(const Problem &problem, int64_t keys, Scratch &scratch)
         : problem_(problem), width_(width(problem)), unit_(problem, width_, scratch), q_(width_, scratch),
           dout_(width_, scratch), weights_(scratch.take<T>(Unit::TILE_KEYS * L)),
           changes_(scratch.take<T>(Unit::TILE_KEYS * L)), dq_(scratch.take<T>(width_ * L)),
-          rows_(scratch.take<T>(width_ * L)), dk_(scratch.take<T>((keys + Unit::TILE_KEYS) * width_)),
-          dv_(scratch.take<T>((keys + Unit::TILE_KEYS) * width_)) {}
+          rows_(scratch.take<T>(width_ * L)), dk_(scratch.take<T>(up_to_multiple(keys, Unit::KEY_UNIT) * width_)),
+          dv_(scratch.take<T>(up_to_multiple(keys, Unit::KEY_UNIT) * width_)) {}
 
     // Add to the gradients what the pairs of some rows and some keys give; `keys` are at most those of the constructor.
     void attend(const Block &block, int64_t kv_head, int64_t first, int64_t last, Keys keys, Counts &counts) {
@@ -43,8 +43,8 @@ template <class Unit> class Backward {
                 load(strip);
                 for (Keys tile{seen.first, 0}; tile.first < seen.last; tile.first = tile.last) {
                     tile.last = std::min(seen.last, tile.first + Unit::TILE_KEYS);
-                    if (!strip.sees_any(tile)) continue;
                     const bool full = strip.sees_all(tile);
+                    if (!full && !strip.sees_any(tile)) continue;
                     attend_tile(block, strip, tile, tile.first - keys.first, full);
                     counts.computed_pairs += tile.count() * strip.count;
                     counts.tiles += 1;
@@ -111,8 +111,9 @@ template <class Unit> class Backward {
     }
 
     void clear(Keys keys) {
-        std::memset(dk_, 0, static_cast<size_t>((keys.count() + Unit::TILE_KEYS) * width_) * sizeof(T));
-        std::memset(dv_, 0, static_cast<size_t>((keys.count() + Unit::TILE_KEYS) * width_) * sizeof(T));
+        const int64_t rows = up_to_multiple(keys.count(), Unit::KEY_UNIT); // the last tile's padding too
+        std::memset(dk_, 0, static_cast<size_t>(rows * width_) * sizeof(T));
+        std::memset(dv_, 0, static_cast<size_t>(rows * width_) * sizeof(T));
     }
 
     void load(const Strip<L> &strip) {

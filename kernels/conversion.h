@@ -49,6 +49,37 @@ inline float widen(Float16 value) {
 }
 #endif
 
-template <class Raw> inline bool is_finite(Raw value) { return std::isfinite(widen(value)); }
+// The bits of a number without its sign: those of infinity and of every NaN are at least `INFINITE`.
+template <class Raw> struct Bits;
+template <> struct Bits<double> {
+    using type = uint64_t;
+    static constexpr type INFINITE = 0x7ff0000000000000u;
+};
+template <> struct Bits<float> {
+    using type = uint32_t;
+    static constexpr type INFINITE = 0x7f800000u;
+};
+template <> struct Bits<Float16> {
+    using type = uint16_t;
+    static constexpr type INFINITE = 0x7c00u;
+};
+template <> struct Bits<BFloat16> {
+    using type = uint16_t;
+    static constexpr type INFINITE = 0x7f80u;
+};
+
+// Whether there is a NaN or an infinity among some numbers. Of integers compilers make vector code, of std::isfinite not.
+template <class Raw> inline bool any_not_finite(const Raw *numbers, int64_t count) {
+    using I = typename Bits<Raw>::type;
+    constexpr I MAGNITUDE = static_cast<I>(~I(0)) >> 1;
+    I largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        I bits;
+        std::memcpy(&bits, numbers + i, sizeof bits);
+        bits &= MAGNITUDE;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest >= Bits<Raw>::INFINITE;
+}
 
 } // namespace ringmpi

@@ -35,8 +35,8 @@ template <class Unit> class Forward {
             load(strip);
             for (Keys tile{seen.first, 0}; tile.first < seen.last; tile.first = tile.last) {
                 tile.last = std::min(seen.last, tile.first + Unit::TILE_KEYS);
-                if (!strip.sees_any(tile)) continue;
                 const bool full = strip.sees_all(tile);
+                if (!full && !strip.sees_any(tile)) continue;
                 attend_tile(block, strip, tile, full);
                 counts.computed_pairs += tile.count() * strip.count;
                 counts.tiles += 1;
@@ -51,7 +51,7 @@ template <class Unit> class Forward {
 
   private:
     void attend_tile(const Block &block, const Strip<L> &strip, Keys keys, bool full) {
-        unit_.scores(block.k(), keys, q_, tile_);
+        unit_.scores(block.k(), keys, q_, tile_, block.v());
         if (full) {
             raise_maxima(keys.count());
             unit_.absorb(block.v(), keys, tile_, softmax_, sums_, [this] { rescale(); });

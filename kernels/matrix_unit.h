@@ -305,6 +305,11 @@ template <int L, int64_t K> struct MatrixUnit {
         amx::multiply<amx::Split::neither, false>(registers_of(keys.count()), WIDE, deep, left, right, tile, LANES);
     }
 
+    // What is read next lies in order here.
+    void scores(const typename Block::Rows &rows, Keys keys, const Operand &operand, T *tile, const typename Block::Rows &) {
+        scores(rows, keys, operand, tile);
+    }
+
     // sums[d][lane] += sum over keys of rows[key][d] * tile[key][lane]
     void gather(const typename Block::Rows &rows, Keys keys, T *tile, T *sums) {
         const int64_t count = up_to_multiple(keys.count(), amx::DEEP);

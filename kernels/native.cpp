@@ -55,7 +55,7 @@ std::unique_ptr<Work> choose_work(const Task &task, Device &device, Memory &memo
     case Dtype::bfloat16: break;
     }
 #if RINGMPI_MATRIX_UNIT
-    if (device.matrix_unit) return make_work<MatrixUnit<32, 96>, MatrixUnit<64, 96>>(task, device, memory);
+    if (device.matrix_unit) return make_work<MatrixUnit<32, 64>, MatrixUnit<64, 96>>(task, device, memory);
 #endif
     return make_work<VectorUnit<BFloat16>>(task, device, memory);
 }

@@ -106,10 +106,9 @@ template <class T> inline Vector<T> finite_shift(Vector<T> row_max) {
 
 // A NaN or an infinity in rows that not all may see: 0 * NaN is NaN, so such a tile is multiplied pair by pair.
 template <class Raw> bool any_wild(const Raw *rows, int64_t row_stride, int64_t count, int64_t width) {
-    bool tame = true;
-    for (int64_t row = 0; row < count; ++row)
-        for (int64_t d = 0; d < width; ++d) tame &= is_finite(rows[row * row_stride + d]);
-    return !tame;
+    bool wild = false;
+    for (int64_t row = 0; row < count; ++row) wild |= any_not_finite(rows + row * row_stride, width);
+    return wild;
 }
 
 template <class Raw, class T, int L>

@@ -84,13 +84,18 @@ class Work {
     std::vector<Padded> counts_of_thread_;
 };
 
-// About half a millisecond at 130 GFLOP/s, which one core with AVX-512 gives in float32.
-constexpr double UNIT_FLOPS = 64e6;
+// A unit of work is half a millisecond to a millisecond at the 130 GFLOP/s that one core with AVX-512 gives in float32.
+constexpr double FORWARD_FLOPS = 64e6, BACKWARD_FLOPS = 128e6;
 
-// How many of something fit into a unit of work: whole multiples of `step`, at least one, in the given number of FLOPs each.
-inline int64_t fitting(double flops_of_one, double speed, int64_t step) {
-    const int64_t steps = static_cast<int64_t>(UNIT_FLOPS * speed / (flops_of_one * static_cast<double>(step)));
-    return step * std::max<int64_t>(steps, 1);
+// Pairs of a row and a key that make such a unit, in `products` products of head_dim numbers.
+template <class Unit> double pairs_of_unit(const Task &task, double flops, int products) {
+    const double narrow = static_cast<double>(sizeof(float)) / sizeof(typename Unit::T);
+    return flops * Unit::SPEED * narrow / static_cast<double>(2 * products * task.head_dim);
+}
+
+// A number down to a multiple of `step`, at least one of them.
+inline int64_t down_to_multiple(double number, int64_t step) {
+    return std::max<int64_t>(1, static_cast<int64_t>(number) / step) * step;
 }
 
 // Keys that a thread prepares at once.
@@ -147,8 +152,7 @@ template <class Unit> class ForwardWork : public BlockWork<Unit> {
   public:
     ForwardWork(const Task &task, Pool &pool, Memory &memory) : BlockWork<Unit>(task, pool) {
         const Problem &problem = this->problem_;
-        const double flops = 4.0 * Unit::LANES * static_cast<double>(task.head_dim * static_cast<int64_t>(sizeof(T))) / sizeof(float);
-        segment_ = fitting(flops, Unit::SPEED, Unit::TILE_KEYS);
+        segment_ = down_to_multiple(pairs_of_unit<Unit>(task, FORWARD_FLOPS, 2) / Unit::LANES, Unit::TILE_KEYS);
         this->place_block(memory.shared);
         for (Scratch &scratch : memory.of_thread) {
             scratch.reserve(Forward<Unit>::nbytes(problem));
@@ -177,22 +181,24 @@ template <class Unit> class BackwardWork : public BlockWork<Unit> {
 
     // dk and dv of so many keys take 480 KiB at head_dim 128 in float32, which leaves room in a second-level cache of 1 MiB.
     static constexpr int64_t MOST_KEYS = 480;
-    static_assert(MOST_KEYS % Unit::TILE_KEYS == 0 && PREPARED_KEYS % Unit::TILE_KEYS == 0, "tiles start where pieces do");
+    static_assert(PREPARED_KEYS % Unit::TILE_KEYS == 0, "tiles start where prepared pieces do");
 
   public:
     BackwardWork(const Task &task, Pool &pool, Memory &memory) : BlockWork<Unit>(task, pool) {
         const Problem &problem = this->problem_;
-        const double flops = 10.0 * MOST_KEYS * static_cast<double>(task.head_dim * static_cast<int64_t>(sizeof(T))) / sizeof(float);
-        chunk_ = fitting(flops, Unit::SPEED, Unit::LANES);
+        // About as many keys as rows: what a unit does once a row and once a key beside the pairs costs about the same.
+        const double pairs = pairs_of_unit<Unit>(task, BACKWARD_FLOPS, 5);
+        keys_ = down_to_multiple(std::min(std::sqrt(pairs), static_cast<double>(MOST_KEYS)), Unit::TILE_KEYS);
+        chunk_ = down_to_multiple(pairs / static_cast<double>(keys_), Unit::LANES);
         this->place_block(memory.shared);
         for (Scratch &scratch : memory.of_thread) {
-            scratch.reserve(Backward<Unit>::nbytes(problem, MOST_KEYS));
-            threads_.push_back(std::make_unique<Backward<Unit>>(problem, MOST_KEYS, scratch));
+            scratch.reserve(Backward<Unit>::nbytes(problem, keys_));
+            threads_.push_back(std::make_unique<Backward<Unit>>(problem, keys_, scratch));
         }
     }
 
   protected:
-    int64_t key_pieces() const { return pieces_in(this->problem_.task.keys, MOST_KEYS); }
+    int64_t key_pieces() const { return pieces_in(this->problem_.task.keys, keys_); }
     int64_t chunks() const { return pieces_in(this->problem_.rows, chunk_); }
     int64_t round_count() const override { return key_pieces() + chunks() - 1; }
     int64_t first_piece(int64_t round) const { return std::max<int64_t>(0, round - (chunks() - 1)); }
@@ -203,13 +209,13 @@ template <class Unit> class BackwardWork : public BlockWork<Unit> {
 
     void attend(int64_t round, int64_t unit, int thread, Counts &counts) override {
         const int64_t piece = first_piece(round) + unit, chunk = round - piece;
-        const Keys keys = piece_of(this->problem_.task.keys, MOST_KEYS, piece);
+        const Keys keys = piece_of(this->problem_.task.keys, keys_, piece);
         const int64_t last = std::min(this->problem_.rows, (chunk + 1) * chunk_);
         threads_[static_cast<size_t>(thread)]->attend(*this->block_, this->kv_head_, chunk * chunk_, last, keys, counts);
     }
 
   private:
-    int64_t chunk_;
+    int64_t keys_, chunk_; // of a unit
     std::vector<std::unique_ptr<Backward<Unit>>> threads_;
 };
 
