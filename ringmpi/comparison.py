@@ -27,8 +27,8 @@ The mean error has a bound of its own, since the last rounding hides in the maxi
 does to the mean: 1.05 times the mean error of ``single`` after the same rounding for 16-bit results (that
 rounding dominates, so the mean must be flat over rank counts), twice it otherwise, plus one epsilon of the
 mean size: of ``|ref|``, at least 1 for ``lse``, at least the size above for ``dq`` and ``dk``, with root mean
-squares instead of maxima. The mean of n errors, each within the bound of an element, varies by that bound over
-:math:`\sqrt n`, which is added: it matters for a handful of sampled rows only. NaN never passes.
+squares instead of maxima. The mean of n errors, each within the bound of an element, varies by that bound
+over :math:`\sqrt n`, which is added: it matters for a handful of sampled rows only. NaN never passes.
 
 How a 16-bit ``out`` was rounded is taken from the result: a backward pass is given it so, and forms
 :math:`\delta` from it. The gradients, ``ref`` and ``single`` alike, are therefore those for that ``out``,

@@ -32,8 +32,8 @@ from ringmpi.errors import MissingCapabilityError
 COMPILER = "c++"
 
 #: No value is looked at for an error number or a trap, which lets comparisons and roots be vectors; nothing
-#: here lets a NaN or an infinity be anything else than it is. A product and a sum are one instruction, with one
-#: rounding, also where a compiler would do that only when asked.
+#: here lets a NaN or an infinity be anything else than it is. A product and a sum are one instruction, with
+#: one rounding, also where a compiler would do that only when asked.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
