@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,11 @@ from ringmpi.devices.build import build, recipe_here
 from ringmpi.errors import MissingCapabilityError
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+
+#: What the compiler is told to leave out, for vectors of other widths than this machine's widest.
+VECTORS: dict[str, tuple[str, ...]] = {"all that this machine has": ()}
+if platform.machine() == "x86_64":
+    VECTORS |= {"at most AVX2": ("-mno-avx512f",), "at most SSE": ("-mno-avx",)}
 
 #: Reads one element behind an array, or shifts by more than there is.
 FAULTY = b"""
@@ -60,8 +66,9 @@ def run(runtime: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(TEST_LIMIT)
-def test_odd_shapes_are_computed_within_their_memory(runtime: str) -> None:
-    library = build(recipe_here(FLAGS)).path
+@pytest.mark.parametrize("less", VECTORS.values(), ids=VECTORS.keys())
+def test_odd_shapes_are_computed_within_their_memory(runtime: str, less: tuple[str, ...]) -> None:
+    library = build(recipe_here((*FLAGS, *less))).path
 
     ended = run(runtime, str(Path(__file__).with_name("sanitized.py")), str(library))
 
