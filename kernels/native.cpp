@@ -75,7 +75,10 @@ struct Running {
         }
     }
 
-    ~Running() { device.give_back(memory); }
+    ~Running() {
+        work->stop();
+        device.give_back(memory);
+    }
 };
 
 } // namespace

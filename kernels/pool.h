@@ -37,9 +37,9 @@ class Pool {
 
     int size() const { return static_cast<int>(threads_.size()) + 1; }
 
-    // Call the job on every thread, with its index, and wait for all of them.
-    void run(const std::function<void(int)> &job) {
-        if (threads_.empty()) return job(0);
+    // Let the other threads call the job, each once and with its index, while the caller goes on. It must be there until `end`.
+    void begin(const std::function<void(int)> &job) {
+        if (threads_.empty()) return;
         working_ = static_cast<int>(threads_.size());
         job_ = &job;
         {
@@ -47,13 +47,16 @@ class Pool {
             number_.fetch_add(1);
         }
         wake_.notify_all();
-        job(0);
-        while (working_.load() > 0) relax(); // Each is at most one unit of work behind.
+    }
+
+    // Wait until they have returned.
+    void end() const {
+        while (working_.load() > 0) relax();
     }
 
   private:
-    // A thread looks this long for the next job before it sleeps: longer than a poll of MPI between two slices takes, and
-    // short beside a slice.
+    // A thread looks this long for the next job before it sleeps: longer than it takes from one block to the next, where
+    // the next one is there already, and short beside the work on it.
     static constexpr std::chrono::microseconds PATIENCE{100};
 
     void serve(int index) {

@@ -32,7 +32,7 @@ template <class T, int R, int C, bool ADD, class Left>
 __attribute__((noinline)) void multiply_block(Left left, const T *right, int64_t right_row, int64_t terms, T *out,
                                               int64_t out_row) {
     Vector<T> sums[R * C];
-    each<R * C>([&](auto i) { sums[i] = ADD ? load(out + i / C * out_row + i % C * WIDTH<T>) : Vector<T>{}; });
+    each<R * C>([&](auto i) { sums[i] = Vector<T>{}; });
     for (int64_t term = 0; term < terms; ++term) {
         Vector<T> x[C];
         each<C>([&](auto c) { x[c] = load(right + term * right_row + c * WIDTH<T>); });
@@ -41,7 +41,11 @@ __attribute__((noinline)) void multiply_block(Left left, const T *right, int64_t
             each<C>([&](auto c) { sums[r * C + c] += factor * x[c]; });
         });
     }
-    each<R * C>([&](auto i) { store(out + i / C * out_row + i % C * WIDTH<T>, sums[i]); });
+    // Added as a whole: in one chain of additions over all tiles the error would grow with its length.
+    each<R * C>([&](auto i) {
+        T *at = out + i / C * out_row + i % C * WIDTH<T>;
+        store(at, ADD ? load(at) + sums[i] : sums[i]);
+    });
 }
 
 template <class T, int C, bool ADD, class Left, int R = ROWS>

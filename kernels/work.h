@@ -22,33 +22,27 @@ struct Memory {
 
 class Work {
   public:
-    Work(const Task &task, Pool &pool) : problem_(task), pool_(pool), counts_of_thread_(static_cast<size_t>(pool.size())) {}
+    Work(const Task &task, Pool &pool)
+        : problem_(task), pool_(pool), counts_of_thread_(static_cast<size_t>(pool.size())),
+          job_([this](int thread) { help(thread); }) {}
     virtual ~Work() = default;
 
-    // Compute units until the time is over; true once all are done. At least one is computed.
+    // Compute until the time is over; true once all is done. Other threads go on meanwhile, and between two calls.
     bool advance(double seconds) {
         const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
-        while (kv_head_ < problem_.kv_head_count()) {
-            if (next_ == 0 && round_ == 0) choose(kv_head_);
-            const int64_t units = units_of(round_);
-            pool_.run([&](int thread) {
-                enter();
-                for (int64_t unit; (unit = next_.fetch_add(1)) < units;) {
-                    compute(round_, unit, thread, counts_of_thread_[static_cast<size_t>(thread)].counts);
-                    if (std::chrono::steady_clock::now() >= end) break;
-                }
-                leave();
-            });
-            if (next_ >= units) {
-                next_ = 0;
-                if (++round_ == rounds()) {
-                    round_ = 0;
-                    ++kv_head_;
-                }
-            }
-            if (std::chrono::steady_clock::now() >= end) break;
-        }
-        return kv_head_ >= problem_.kv_head_count();
+        if (!begun_) begin();
+        enter();
+        do {
+            if (!compute_next(0)) relax();
+        } while (!finished_ && std::chrono::steady_clock::now() < end);
+        leave();
+        return finished_;
+    }
+
+    // Let no thread touch this any more. To be called before it goes.
+    void stop() {
+        stopped_ = true;
+        if (begun_) pool_.end();
     }
 
     Counts counts() const {
@@ -78,10 +72,51 @@ class Work {
         Counts counts{};
     };
 
+    // A ticket is a round, counted over all KV heads, and a unit of it. A thread takes one by adding 1, which gives a unit that
+    // there is not once all are taken; the next round begins when the last unit of this one is done.
+    static constexpr int64_t ROUND = int64_t{1} << 32;
+
+    void begin() {
+        begun_ = true;
+        choose(0);
+        pool_.begin(job_);
+    }
+
+    void help(int thread) {
+        enter();
+        while (!finished_ && !stopped_)
+            if (!compute_next(thread)) relax();
+        leave();
+    }
+
+    // Take a unit and compute it; false where none is left of this round.
+    bool compute_next(int thread) {
+        const int64_t seen = ticket_.load();
+        if (seen % ROUND >= units_of(seen / ROUND % rounds())) return false; // So tickets don't run into the next round.
+        const int64_t ticket = ticket_.fetch_add(1), round = ticket / ROUND % rounds(), units = units_of(round);
+        if (ticket % ROUND >= units) return false;
+        compute(round, ticket % ROUND, thread, counts_of_thread_[static_cast<size_t>(thread)].counts);
+        if (done_.fetch_add(1) + 1 == units) begin_round(ticket / ROUND + 1);
+        return true;
+    }
+
+    // Called by the one thread that has done the last unit, while the others find none.
+    void begin_round(int64_t number) {
+        done_ = 0;
+        if (number == rounds() * problem_.kv_head_count()) {
+            finished_ = true;
+            return;
+        }
+        if (number % rounds() == 0) choose(++kv_head_);
+        ticket_ = number * ROUND;
+    }
+
     Pool &pool_;
-    int64_t round_ = 0;
-    std::atomic<int64_t> next_{0}; // unit of the round
+    bool begun_ = false;
+    std::atomic<bool> finished_{false}, stopped_{false};
+    std::atomic<int64_t> ticket_{0}, done_{0}; // done_: units of this round
     std::vector<Padded> counts_of_thread_;
+    const std::function<void(int)> job_;
 };
 
 // A unit of work is half a millisecond to a millisecond at the 130 GFLOP/s that one core with AVX-512 gives in float32.

@@ -19,7 +19,7 @@ FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1
 #: What the compiler is told to leave out, for vectors of other widths than this machine's widest.
 VECTORS: dict[str, tuple[str, ...]] = {"all that this machine has": ()}
 if platform.machine() == "x86_64":
-    VECTORS |= {"at most AVX2": ("-mno-avx512f",), "at most SSE": ("-mno-avx",)}
+    VECTORS |= {"at most AVX2": ("-mno-avx512f",)}
 
 #: Reads one element behind an array, or shifts by more than there is.
 FAULTY = b"""
