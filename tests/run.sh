@@ -18,7 +18,7 @@ source "$root/jobs/environment.sh"
 
 parts=${PARTS:-unit property docs mpi cli jobs}
 ranks=${RANKS:-1 2 3 4 5 8}
-unset RANKS # The job scripts, which are tested too, have a variable of that name.
+unset RANKS PARTS # The job scripts, which are tested too, have variables of these names.
 declare -a failed=() ran=() skipped=()
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -16,11 +16,11 @@ from ringmpi.encoding import numpy_dtype
 #: Rows of a block and keys of a piece; their float64 scores are 8 MiB a thread.
 BLOCK_ROWS, PIECE_KEYS = 512, 2048
 
-#: Error that a row may have, as a share of its length or that of a typical row, whichever is more: (at least,
-#: times the root of the number of tokens). In bfloat16 all contenders, NumPy with its float32 state among them,
-#: come to 2e-2 at 512 tokens and to 6.5e-2 at 8192 causal ones: gradients are differences, of which `out` as it
-#: was rounded to 8 bits is a part, and a typical row is a mean over ever more tokens. In float32 they stay
-#: below 1e-5. Gradients of another head are off by 1 and more.
+#: Error that a row may have, as a share of its length or that of a typical row, whichever is more: at least
+#: so much, or so much times the root of the number of tokens. In bfloat16 all contenders, NumPy with its
+#: float32 state among them, come to 2e-2 at 512 tokens and to 6.5e-2 at 8192 causal ones: gradients are
+#: differences, of which `out` as it was rounded to 8 bits is a part, and a typical row is a mean over ever
+#: more tokens. In float32 they stay below 1e-5. Gradients of another head are off by 1 and more.
 ALLOWED = {"float32": (1e-4, 0.0), "bfloat16": (5e-2, 1e-3)}
 
 
