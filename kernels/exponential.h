@@ -20,7 +20,7 @@ template <> struct Exponential<float> {
                                              0.001340664385f,
                                              0.0001559467702f};
     static constexpr float LEAST = -87.3f;      // ln of the smallest normal number is -87.34
-    static constexpr float GREATEST = 89.0f;    // ln of the largest number is 88.72
+    static constexpr float GREATEST = 88.72f;    // ln of the largest number is 88.7228
     static constexpr float ROUNDER = 12582912.0f; // 1.5 * 2^23: adding it leaves a whole number in the low bits
     static constexpr int MANTISSA = 23;
 };
@@ -39,32 +39,30 @@ template <> struct Exponential<double> {
                                               7.072570394540799434e-9,
                                               4.078071786092870417e-10};
     static constexpr double LEAST = -708.3;   // ln of the smallest normal number is -708.40
-    static constexpr double GREATEST = 710.0; // ln of the largest number is 709.78
+    static constexpr double GREATEST = 709.78; // ln of the largest number is 709.7827
     static constexpr double ROUNDER = 6755399441055744.0; // 1.5 * 2^52
     static constexpr int MANTISSA = 52;
 };
 
 // 0 below the normal numbers, infinity above all of them, NaN for NaN. x / ln 2 is taken in one rounding: its error grows
 // with |x| as fast as exp(x) falls, so that it stays below a third of an epsilon of the largest weight, which is 1.
-template <class T> inline Vector<T> exponential(Vector<T> x) {
+template <class T> inline Vector<T> exponential(Vector<T> given) {
+    Vector<T> x = given;
     using E = Exponential<T>;
     using I = Integer<T>;
     constexpr T INVERSE = static_cast<T>(1.4426950408889634074); // 1 / ln 2
-    const Vector<I> tiny = x < broadcast(E::LEAST);
-    x = tiny ? broadcast(E::LEAST) : x;
-    x = x > broadcast(E::GREATEST) ? broadcast(E::GREATEST) : x;
+    const Vector<I> tiny = x < broadcast(E::LEAST), huge = x > broadcast(E::GREATEST), number = x == x;
+    x = tiny | huge | ~number ? Vector<T>{} : x; // Beyond, and for a NaN, the bits below would overflow.
     const Vector<T> shifted = x * broadcast(INVERSE) + broadcast(E::ROUNDER);
     const Vector<T> n = shifted - broadcast(E::ROUNDER);
     const Vector<T> f = x * broadcast(INVERSE) - n;
     constexpr int DEGREE = sizeof(E::POWER_OF_TWO) / sizeof(T) - 1;
     Vector<T> power = broadcast(E::POWER_OF_TWO[DEGREE]);
     for (int i = DEGREE - 1; i >= 0; --i) power = power * f + broadcast(E::POWER_OF_TWO[i]);
-    // Half of n twice: 2^128 itself has no float, and 2^n * power may have one.
-    const Vector<I> whole = (Vector<I>)shifted;
-    const Vector<I> exponent = whole << E::MANTISSA;
-    Vector<T> result = (Vector<T>)((Vector<I>)power + exponent);
-    result = x > broadcast(E::GREATEST - 1) ? broadcast(static_cast<T>(INFINITY)) : result;
-    return tiny ? Vector<T>{} : result;
+    Vector<T> result = (Vector<T>)((Vector<I>)power + ((Vector<I>)shifted << E::MANTISSA));
+    result = huge ? broadcast(static_cast<T>(INFINITY)) : result;
+    result = tiny ? Vector<T>{} : result;
+    return number ? result : given;
 }
 
 #if defined(__AVX512F__)

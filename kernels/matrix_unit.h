@@ -60,7 +60,7 @@ struct Factor {
 
 enum class Split { neither, left, right };
 
-// Work for the vector units, which the processor does while the matrix unit multiplies.
+// No work for the vector units, which could do some while the matrix unit multiplies.
 struct Nothing {
     void operator()() const {}
 };

@@ -1,4 +1,4 @@
-// Threads that share one job at a time. The caller is one of them, so a pool of one has no thread of its own.
+// Threads that help with one job at a time. The caller is one of them, so a pool of one has no thread of its own.
 #pragma once
 
 #include <atomic>
@@ -38,8 +38,10 @@ class Pool {
     int size() const { return static_cast<int>(threads_.size()) + 1; }
 
     // Let the other threads call the job, each once and with its index, while the caller goes on. It must be there until `end`.
-    void begin(const std::function<void(int)> &job) {
-        if (threads_.empty()) return;
+    // False where there are none, or they have another job until its `end`.
+    bool begin(const std::function<void(int)> &job) {
+        if (threads_.empty() || taken_) return false;
+        taken_ = true;
         working_ = static_cast<int>(threads_.size());
         job_ = &job;
         {
@@ -47,11 +49,13 @@ class Pool {
             number_.fetch_add(1);
         }
         wake_.notify_all();
+        return true;
     }
 
     // Wait until they have returned.
-    void end() const {
+    void end() {
         while (working_.load() > 0) relax();
+        taken_ = false;
     }
 
   private:
@@ -75,6 +79,7 @@ class Pool {
     }
 
     std::vector<std::thread> threads_;
+    bool taken_ = false; // from `begin` to `end`
     std::mutex mutex_;
     std::condition_variable wake_;
     std::atomic<uint64_t> number_{0}; // of jobs given so far

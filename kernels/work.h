@@ -42,7 +42,7 @@ class Work {
     // Let no thread touch this any more. To be called before it goes.
     void stop() {
         stopped_ = true;
-        if (begun_) pool_.end();
+        if (helped_) pool_.end();
     }
 
     Counts counts() const {
@@ -79,7 +79,7 @@ class Work {
     void begin() {
         begun_ = true;
         choose(0);
-        pool_.begin(job_);
+        helped_ = pool_.begin(job_);
     }
 
     void help(int thread) {
@@ -112,7 +112,7 @@ class Work {
     }
 
     Pool &pool_;
-    bool begun_ = false;
+    bool begun_ = false, helped_ = false; // alone where the threads are at another work
     std::atomic<bool> finished_{false}, stopped_{false};
     std::atomic<int64_t> ticket_{0}, done_{0}; // done_: units of this round
     std::vector<Padded> counts_of_thread_;

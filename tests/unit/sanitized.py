@@ -79,7 +79,17 @@ def is_close(found: Array, exact: Array) -> bool:
     return same and bool((error <= eps * size + half_a_unit(exact[seen], found.dtype)).all())
 
 
+def check_nan_with_a_payload() -> None:
+    """A NaN that carries bits must stay one: the exponential computes with the bits of its argument."""
+    case = Case(17, head_dim=5)
+    q, k, v = case.tensors()
+    q[:, :, 3, 0] = np.array([0x7FC00001], np.uint32).view(np.float32)[0]
+    out, _, _ = attend(NativeDevice(case.mask, case.scale), case, (q, k, v), cut(17, 9))
+    assert np.isnan(out).all(axis=(0, 1, 3)).tolist() == [row == 3 for row in range(17)]
+
+
 def main() -> None:
+    check_nan_with_a_payload()
     units = ["off", "on"] if native.library().has_matrix_unit else ["off"]
     made = 0
     for number, case in enumerate(cases()):

@@ -192,6 +192,28 @@ def test_neither_threads_nor_slices_change_a_bit(
     assert len(found) == 1
 
 
+def test_works_that_overlap_on_one_device_do_not_disturb_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = Case(tokens=700, heads=4, kv_heads=4, head_dim=32, causal=True)
+    q, k, v = case.tensors()
+    at = np.arange(case.tokens)
+    monkeypatch.setattr(native, "SLICE_S", 0.0)
+    device = device_of(case, threads=3)
+    alone, *states = (state_of(q) for _ in range(4))
+    work = device.attend(Queries(q, at), Block(k, v, at), alone)
+    while not work.advance():
+        pass
+
+    works = [device.attend(Queries(q, at), Block(k, v, at), state) for state in states]
+    left = list(works)
+    while left:
+        left = [work for work in left if not work.advance()]
+
+    assert {state.acc.tobytes() for state in states} == {alone.acc.tobytes()}
+    assert {work.tally.tiles for work in works} == {work.tally.tiles}
+
+
 def test_an_advance_ends_after_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tokens=600, heads=8, kv_heads=8, head_dim=64)
     monkeypatch.setattr(native, "SLICE_S", 0.0)
