@@ -21,9 +21,9 @@ from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
 from ringmpi.devices import DEVICES, MATRIX_UNIT, MAX_HEAD_DIM, check_device, check_matrix_unit
 from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError, check_choice
-from ringmpi.layout import LAYOUTS
+from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.mask import Mask
-from ringmpi.schedule import GROUP_OPTIONS, METHODS
+from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, Shards, Step
 from ringmpi.softmax import DTYPES, check_scale
 
 if sys.version_info >= (3, 11):
@@ -201,6 +201,19 @@ class Experiment:
         words += ["documents"] if self.documents else []
         words += ["backward"] if self.backward else []
         return "-".join([*words, self.layout])
+
+    def layouts(self, size: int) -> dict[str, Layout]:
+        """Return which of `size` ranks owns which positions, of every tensor by name."""
+        keys = Layout(self.layout, self.seq_len, size)
+        queries = Layout(self.layout, self.num_queries, size, self.seq_len - self.num_queries)
+        of_keys = dict.fromkeys(("k", "v", "dk", "dv"), keys)
+        return of_keys | dict.fromkeys(("q", "dout", "out", "lse", "dq"), queries)
+
+    def schedules(self, size: int, inner: int, direction: Pass) -> list[list[Step]]:
+        """Return the schedule of every one of `size` ranks, in groups of `inner`."""
+        layouts = self.layouts(size)
+        shards = (Shards(layouts["k"], layouts["q"], rank, inner) for rank in range(size))
+        return [METHODS[self.method](mine, direction) for mine in shards]
 
     def file_name(self, size: int) -> str:
         """Return a name for the result on `size` ranks; no two experiments share one."""

@@ -32,7 +32,6 @@ from ringmpi.errors import (
     RingMPIError,
     TransportError,
 )
-from ringmpi.layout import Layout
 from ringmpi.problem import Problem, pieces_of, problem_of, sha256_of, shard_of, tensors_of
 from ringmpi.provenance import peak_nbytes, rank_facts
 from ringmpi.recording import Passes, Recording, Records
@@ -104,7 +103,7 @@ class Run:
         self._device_facts = device_facts(
             agreed.device, experiment.threads, experiment.matrix_unit, experiment.dtype
         )
-        self._layouts = layouts_of(experiment, job.team.size)
+        self._layouts = experiment.layouts(job.team.size)
         self._problem: Problem = problem_of(experiment)
         self._recording = Recording(writer, experiment, self._layouts)
         self._directions = list(Pass) if experiment.backward else [Pass.FORWARD]
@@ -347,15 +346,6 @@ def output_path(experiment: Experiment, size: int) -> Path:
     if experiment.output is not None:
         return Path(experiment.output)
     return Path("results") / experiment.file_name(size)
-
-
-def layouts_of(experiment: Experiment, size: int) -> dict[str, Layout]:
-    """Return which rank owns which positions, of every tensor by name. Local."""
-    keys = Layout(experiment.layout, experiment.seq_len, size)
-    first = experiment.seq_len - experiment.num_queries
-    queries = Layout(experiment.layout, experiment.num_queries, size, first)
-    of_keys = dict.fromkeys(("k", "v", "dk", "dv"), keys)
-    return of_keys | dict.fromkeys(("q", "dout", "out", "lse", "dq"), queries)
 
 
 def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int, Agreed]:
