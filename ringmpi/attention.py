@@ -15,11 +15,20 @@ from numpy.typing import NDArray
 from ringmpi.agreed import agreed_device
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.exchange import Exchange
-from ringmpi.comm.link import parse_link
+from ringmpi.comm.link import network_of, nodes_of
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, check_timeout
-from ringmpi.comm.team import Team
+from ringmpi.comm.progress import thread_refusal
+from ringmpi.comm.team import Team, duplicate
 from ringmpi.comm.watch import Watch
-from ringmpi.devices import MAX_HEAD_DIM, Device, check_device, check_matrix_unit, make_device
+from ringmpi.devices import (
+    MAX_HEAD_DIM,
+    Device,
+    check_device,
+    check_matrix_unit,
+    check_pace,
+    make_device,
+    slowness,
+)
 from ringmpi.errors import ConfigError, RingMPIError, ShapeError, check_choice
 from ringmpi.layout import Layout
 from ringmpi.mask import Mask
@@ -77,13 +86,19 @@ class RingAttention:
         by default.
     device : str
         ``native``, ``numpy``, or ``auto``: the native one if every rank can have it. It is compiled
-        before MPI is initialised, by `ringmpi.prepare`, or once by ``ringmpi doctor``.
+        before MPI is initialised, by `ringmpi.prepare`, or once by ``ringmpi doctor``. ``paced``: takes the
+        time of a device of so many `flops` and computes nothing, so that all results are zeros.
     threads : int
         Of the native device on this rank.
     matrix_unit : str
         ``auto``, ``on`` or ``off``: whether the native device uses the CPU's matrix unit, for bfloat16.
+    flops : float, optional
+        FLOP/s of a paced rank; needed for them, refused for others.
+    slow : str, optional
+        Paced ranks that take longer, and how many times as long: ``RANK:FACTOR,...``.
     progress : str
-        ``poll``: MPI is called between tiles, so that transfers go on; ``wait``: it is not.
+        Who calls MPI while the device computes, so that transfers go on. ``poll``: it is called between
+        tiles; ``thread``: a helper thread does, which needs ``MPI_THREAD_MULTIPLE``; ``wait``: nobody.
     timeout : float
         Seconds without progress of any transfer after which it is given up.
     chunk_limit : int
@@ -91,7 +106,10 @@ class RingAttention:
     check_transfers : bool
         Compare everything that arrives with its sender's or owner's checksum.
     link : str, optional
-        An emulated link, such as ``100Mbit/s,1ms``.
+        An emulated link between each two ranks, such as ``100Mbit/s,1ms``.
+    link_map : str, optional
+        Emulated links by topology instead, such as ``4:200Gbit/s,1us:25Gbit/s,5us``: in a node of 4 ranks,
+        and between nodes, which count as the nodes of the ranks.
     watch : Watch, optional
         Shared with others who wait; one of its own by default, which heeds no signal.
 
@@ -134,20 +152,27 @@ class RingAttention:
         device: str = "auto",
         threads: int = 1,
         matrix_unit: str = "auto",
+        flops: float | None = None,
+        slow: str | None = None,
         progress: str = "poll",
         timeout: float = 60.0,
         chunk_limit: int = CHUNK_LIMIT,
         check_transfers: bool = False,
         link: str | None = None,
+        link_map: str | None = None,
         watch: Watch | None = None,
     ) -> None:
         check_choice("method", method, METHODS)
         check_choice("progress", progress, PROGRESS)
         check_timeout(timeout)
         check_device(device, threads, matrix_unit)
+        check_pace(device, flops, slow)
+        slower = slowness(slow, comm.size)[comm.rank]
         if chunk_limit < 1:
             raise ConfigError(f"chunk_limit={chunk_limit}: a message carries at least 1 byte")
-        emulated = None if link is None else parse_link(link)
+        network = network_of(link, link_map)
+        if network is not None:
+            network.check(comm.size)
         self.layout = Layout(layout, seq_len, comm.size)
         num_queries = seq_len if query_len is None else query_len
         if not 1 <= num_queries <= seq_len:
@@ -162,19 +187,25 @@ class RingAttention:
             )
         self._owns_watch = watch is None
         self._watch = watch or Watch(comm.Dup(), timeout)
-        self._comm = self._duplicate(comm)
-        self._notes = self._duplicate(comm) if check_transfers or link else None
+        self._comm = duplicate(comm, self._watch)
+        self._notes = duplicate(comm, self._watch)
         self._team = Team(self._comm, self._watch)
         self._method = method
         self._softmax_scale = softmax_scale
-        self._device_options: dict[str, Any] = {"threads": threads, "matrix_unit": matrix_unit}
+        self._device_options: dict[str, Any] = {
+            "threads": threads,
+            "matrix_unit": matrix_unit,
+            "flops": None if flops is None else flops / slower,
+        }
         given = (
             (self.layout, self.query_layout, self.mask, softmax_scale, method, inner),
-            (chunk_limit, check_transfers, link, device, matrix_unit),
+            (chunk_limit, check_transfers, network, device, matrix_unit, flops, slow),
         )
+        nodes = nodes_of(network, comm.size, self._team.hosts)
         try:
             self._refuse_difference("parameters", repr(given))
-            self.inner = inner_ranks(method, comm.size, inner, self._team.hosts)
+            self._team.agree(thread_refusal(progress))
+            self.inner = inner_ranks(method, comm.size, inner, nodes)
             agreed = agreed_device(self._team, device, threads, matrix_unit)
         except RingMPIError:
             self.close()
@@ -183,12 +214,11 @@ class RingAttention:
         if agreed.reason and comm.rank == 0:
             warnings.warn(f"device=auto: is {self.device}, since {agreed.reason}", stacklevel=2)
         self._exchange_options: dict[str, Any] = {
-            "notes": self._notes,
             "progress": progress,
             "chunk_limit": chunk_limit,
             "check_transfers": check_transfers,
-            "link": emulated,
-            "offsets": () if emulated is None else clock_offsets(self._team)[:, 1],
+            "network": network,
+            "offsets": () if network is None else clock_offsets(self._team)[:, 1],
         }
         self._shards = Shards(self.layout, self.query_layout, comm.rank, self.inner)
         self.schedules = {direction: METHODS[method](self._shards, direction) for direction in Pass}
@@ -289,7 +319,8 @@ class RingAttention:
         silent = [Step(step.transfers) for step in self.schedules[direction]]
         self._engine.exchange.begin(self._slot_nbytes(self._engine, direction))
         trace = Trace(len(silent))
-        execute(silent, self._engine.exchange, None, trace)
+        with self._engine.exchange.moving():
+            execute(silent, self._engine.exchange, None, trace)
         return trace
 
     def held_nbytes(self, direction: Pass) -> int:
@@ -307,8 +338,7 @@ class RingAttention:
     def close(self) -> None:
         """Give the communicators back to MPI."""
         for comm in (self._comm, self._notes):
-            if comm is not None:
-                comm.Free()
+            comm.Free()
         if self._owns_watch:
             self._watch.close()
 
@@ -333,7 +363,8 @@ class RingAttention:
         engine.exchange.begin(self._slot_nbytes(engine, direction))
         self._last = direction
         self.trace = Trace(len(self.schedules[direction]))
-        execute(self.schedules[direction], engine.exchange, work, self.trace)
+        with engine.exchange.moving():
+            execute(self.schedules[direction], engine.exchange, work, self.trace)
         return work
 
     def _admit(self, q: Array, k: Array, v: Array, misfit: RingMPIError | None = None) -> _Engine:
@@ -362,6 +393,7 @@ class RingAttention:
             lambda part: shape.nbytes(part, self._shards),
             device.allocate,
             self._watch,
+            self._notes,
             **self._exchange_options,
         )
         return _Engine(shape, device, exchange)
@@ -373,12 +405,6 @@ class RingAttention:
             nbytes = engine.shape.nbytes(held.part, self._shards)
             found[held.slot] = max(nbytes, found.get(held.slot, 0))
         return found
-
-    def _duplicate(self, comm: MPI.Comm) -> MPI.Comm:
-        # Not the blocking kind: a rank that heeds a signal before it comes here would leave the others in it.
-        copy, duplicated = comm.Idup()
-        self._watch.wait([duplicated], "waits for all to set up the ring")
-        return copy
 
     def _refuse_difference(self, what: str, mine: str) -> None:
         """Raise on every rank if any rank has another value than rank 0."""
@@ -422,8 +448,7 @@ def execute(schedule: Sequence[Step], exchange: Exchange, work: Workspace | None
             trace.count(**attending.tally.counts())
         trace.mark("compute_done")
         exchange.finish()
-        trace.mark("received", exchange.received_at)
-        trace.mark("sent", exchange.sent_at)
+        trace.note(**exchange.noted)
         trace.count(bytes_sent=exchange.bytes_sent, messages=exchange.messages, hops=exchange.hops)
         if work is not None:
             work.do(step.after)

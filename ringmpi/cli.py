@@ -10,7 +10,7 @@ import argparse
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,11 +18,20 @@ from ringmpi.comm.launcher import launch_from_environment, limit_blas_threads
 from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, RingMPIError
 
 if TYPE_CHECKING:
+    from ringmpi.comm.job import Job
     from ringmpi.config import Experiment
 
 
 #: Options of `run` that mean something else to `sweep`, which sets them for each of its runs.
 SWEPT = ("ranks", "output")
+
+#: Options of `simulate` that say how ranks compute unevenly.
+DISTURBANCES = (
+    ("noise", "X", "standard deviation of a step's compute, as a share of it [the machine's]"),
+    ("slow", "RANK:FACTOR,..", "ranks that take FACTOR times as long to compute"),
+    ("stragglers", "N:FACTOR", "N ranks, chosen by --seed, that do"),
+    ("delay", "RANK:STEP:SECONDS,..", "single steps that compute so much longer"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,12 +79,29 @@ def _parser() -> argparse.ArgumentParser:
             _sweep_options,
             _sweep,
         ),
-        ("report", "tables of result files; --plot draws them", _report_options, _report),
+        (
+            "report",
+            "tables of result files; --plot, --html and --perfetto show them",
+            _report_options,
+            _report,
+        ),
         (
             "plan",
             "overlap, memory, FLOPs and times of the methods on a machine, without running",
             _plan_options,
             _plan,
+        ),
+        (
+            "calibrate",
+            "under mpirun or srun: FLOP/s, links and noise of this machine, as a file for plan and simulate",
+            _calibrate_options,
+            _calibrate,
+        ),
+        (
+            "simulate",
+            "an experiment on a machine that is not here; writes a result file like that of a run",
+            _simulate_options,
+            _simulate,
         ),
         ("doctor", "what this machine offers", _doctor_options, _doctor),
     ):
@@ -144,6 +170,25 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    def prepared() -> tuple[Experiment, Callable[[Job], int]]:
+        experiment = _experiment(_given(arguments))
+
+        def work(job: Job) -> int:
+            from ringmpi.experiment import run
+
+            return run(experiment, job)
+
+        return experiment, work
+
+    return _as_job(prepared)
+
+
+def _as_job(prepared: Callable[[], tuple[Experiment, Callable[[Job], int]]]) -> int:
+    """Do something as one rank of an MPI job, and return the exit code.
+
+    `prepared` is called before MPI is initialised. It returns an experiment that says what computes and what
+    the time limit is, and what is done with the job.
+    """
     from ringmpi.comm.signals import Signals
 
     signals = Signals()
@@ -151,20 +196,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
     # h5py starts a process as it loads, and none may be started once MPI is initialised.
     import ringmpi.store  # noqa: F401
-    from ringmpi.comm.job import Job, run_job
+    from ringmpi.comm.job import run_job
 
-    experiment = _experiment(_given(arguments))
-    if experiment.device != "numpy":
+    experiment, work = prepared()
+    if experiment.device in ("auto", "native"):
         from ringmpi.devices import prepare
 
         # Now, as it starts a compiler. What comes of it the ranks tell each other once they can.
         prepare(stopped=lambda: signals.received is not None)
-
-    def work(job: Job) -> int:
-        from ringmpi.experiment import run
-
-        return run(experiment, job)
-
     return run_job(launch_from_environment(), experiment.timeout, signals, work)
 
 
@@ -192,8 +231,28 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         "--plot",
         nargs="?",
         const="",
-        metavar="PNG",
-        help="draw the timelines of all files into one picture [a picture beside each file]",
+        metavar="PICTURE",
+        help="one picture of all files, .png, .svg or .pdf [a picture beside each file]",
+    )
+    parser.add_argument(
+        "--figure",
+        default="timeline",
+        metavar="NAME",
+        help="what --plot draws: timeline, stall (against block length), scaling or methods [timeline]",
+    )
+    parser.add_argument(
+        "--html",
+        nargs="?",
+        const="",
+        metavar="PAGE",
+        help="one page of all files to look around in, without network [a page beside each file]",
+    )
+    parser.add_argument(
+        "--perfetto",
+        nargs="?",
+        const="",
+        metavar="TRACE",
+        help="one trace of all files, .json for ui.perfetto.dev [a trace beside each file]",
     )
     parser.add_argument(
         "--compare", action="store_true", help="one table of all files: methods side by side"
@@ -202,9 +261,10 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    from ringmpi.report.show import report_files
+    from ringmpi.report.show import Asked, report_files
 
-    report_files(arguments.files, arguments.plot, arguments.compare, arguments.csv)
+    told = {name: value for name, value in vars(arguments).items() if name not in ("files", "command")}
+    report_files(arguments.files, Asked(**told))
     return OK
 
 
@@ -281,6 +341,91 @@ def _plan(arguments: argparse.Namespace) -> int:
             _given(arguments), arguments.machine, arguments.model, arguments.layers, arguments.hidden
         )
         show_plan(plan, arguments.json)
+    return OK
+
+
+#: Options of `run` that say what computes and over which links.
+CALIBRATED = (
+    *("batch", "heads", "kv_heads", "head_dim", "device", "threads", "matrix_unit", "flops", "slow"),
+    *("link", "link_map", "chunk_limit", "timeout", "seed"),
+)
+
+
+def _calibrate_options(parser: argparse.ArgumentParser) -> None:
+    from ringmpi.config import options
+    from ringmpi.model.calibration import LENGTHS, SECONDS
+
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        metavar="D,D,..",
+        help="of q, k and v, such as float32,bfloat16 [float32]",
+    )
+    lengths = ",".join(map(str, LENGTHS))
+    parser.add_argument(
+        "--lengths", default=lengths, metavar="N,N,..", help=f"tokens of the blocks [{lengths}]"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        metavar="T",
+        help=f"for the compute of all of them, leaving out long ones; links take as long [{SECONDS:g}]",
+    )
+    parser.add_argument("--output", metavar="FILE", help="machine file [results/machine-<host>.toml]")
+    _add_experiment_options(parser, leave_out=[name for name in options() if name not in CALIBRATED])
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    def prepared() -> tuple[Experiment, Callable[[Job], int]]:
+        from math import inf
+        from socket import gethostname
+
+        from ringmpi.calibrate import calibrate
+        from ringmpi.config import experiment_from
+        from ringmpi.model.calibration import parse_lengths
+
+        lengths, seconds = parse_lengths(arguments.lengths), arguments.seconds
+        if not 0 < seconds < inf:
+            raise ConfigError(f"seconds={seconds}: must be a positive number of seconds, such as 20")
+        given = {**_given(arguments, leave_out=("dtype", "output")), "seq_len": lengths[-1]}
+        dtypes = dict.fromkeys(arguments.dtype.split(","))
+        experiments = [experiment_from({**given, "dtype": dtype}) for dtype in dtypes]
+        path = Path(arguments.output or f"results/machine-{gethostname()}.toml")
+        return experiments[0], lambda job: calibrate(experiments, lengths, seconds, path, job)
+
+    return _as_job(prepared)
+
+
+def _simulate_options(parser: argparse.ArgumentParser) -> None:
+    from ringmpi.config import options
+    from ringmpi.simulator import SIMULATED
+
+    parser.add_argument(
+        "--machine", metavar="NAME|FILE", required=True, help="a built-in machine, or a file NAME.toml"
+    )
+    for name, metavar, told in DISTURBANCES:
+        parser.add_argument(
+            f"--{name}", metavar=metavar, default=argparse.SUPPRESS, help=told.replace("%", "%%")
+        )
+    _add_experiment_options(parser, leave_out=[name for name in options() if name not in SIMULATED])
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    from functools import partial
+
+    from ringmpi.report.progress import track
+    from ringmpi.report.tables import report
+    from ringmpi.report.text import make_console
+    from ringmpi.simulation import scenario_from, simulate
+    from ringmpi.store import ResultFile
+
+    asked = {name: getattr(arguments, name) for name, _, _ in DISTURBANCES if hasattr(arguments, name)}
+    given = _given(arguments, leave_out=[name for name, _, _ in DISTURBANCES])
+    scenario = scenario_from(given, arguments.machine, asked)
+    console = make_console()
+    with ResultFile(simulate(scenario, partial(track, console=console))) as result:
+        report(result, console)
     return OK
 
 

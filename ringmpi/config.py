@@ -16,9 +16,17 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ringmpi.comm.link import parse_link
+from ringmpi.comm.link import network_of
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
-from ringmpi.devices import DEVICES, MATRIX_UNIT, MAX_HEAD_DIM, check_device, check_matrix_unit
+from ringmpi.devices import (
+    DEVICES,
+    MATRIX_UNIT,
+    MAX_HEAD_DIM,
+    PACED,
+    check_device,
+    check_matrix_unit,
+    check_pace,
+)
 from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS, Layout
@@ -124,8 +132,23 @@ class Experiment:
         "the native device's use of the CPU's matrix unit for bfloat16",
         choices=MATRIX_UNIT,
     )
+    flops: float | None = _option(
+        None,
+        float,
+        "paced device: FLOP/s of a rank, such as 50e12; it takes the time and computes nothing",
+        metavar="F",
+    )
+    slow: str | None = _option(
+        None,
+        str,
+        "paced device: ranks that take FACTOR times as long, such as 2:2.5,5:1.5",
+        metavar="RANK:FACTOR,..",
+    )
     progress: str = _option(
-        "poll", str, "poll calls MPI between tiles, wait only after the compute", choices=PROGRESS
+        "poll",
+        str,
+        "who calls MPI while the device computes: a helper thread, the rank between tiles, or nobody",
+        choices=PROGRESS,
     )
     transport: str = _option("auto", str, "how blocks get from the device to MPI", choices=TRANSPORTS)
     link: str | None = _option(
@@ -133,6 +156,13 @@ class Experiment:
         str,
         "emulated link between each two ranks, such as 100Mbit/s,1ms; with ,shared one for each rank",
         metavar="RATE,LATENCY",
+    )
+    link_map: str | None = _option(
+        None,
+        str,
+        "emulated links by topology, such as 4:200Gbit/s,1us:25Gbit/s,5us,shared:2-3=1Gbit/s,1ms: in a node "
+        "of 4 ranks, between nodes, from rank 2 to rank 3",
+        metavar="RANKS_PER_NODE:INTRA:INTER[:A-B=LINK]..",
     )
     repeats: int = _option(3, int, "timed passes", metavar="R")
     warmup: int = _option(1, int, "passes before the timed ones", metavar="R")
@@ -155,9 +185,10 @@ class Experiment:
         _check_numbers(self)
         check_device(self.device, self.threads, self.matrix_unit)
         check_matrix_unit(self.matrix_unit, self.dtype)
+        check_pace(self.device, self.flops, self.slow)
+        _check_computes(self)
         Mask(self.causal, self.window, self.documents)
-        if self.link is not None:
-            parse_link(self.link)
+        network_of(self.link, self.link_map)
         verify_rows(self.verify)
         if self.heads % self.kv_heads:
             raise ConfigError(
@@ -168,6 +199,11 @@ class Experiment:
                 f"documents={_shown(self.documents)}: the last offset must be the length of the "
                 f"sequence, {self.seq_len}"
             )
+
+    @property
+    def computes(self) -> bool:
+        """Whether results are computed, so that there are inputs, outputs and a verdict."""
+        return self.device != PACED
 
     @property
     def group_ranks(self) -> int | None:
@@ -200,6 +236,7 @@ class Experiment:
         words += [f"w{self.window}"] if self.window is not None else []
         words += ["documents"] if self.documents else []
         words += ["backward"] if self.backward else []
+        words += [] if self.computes else [PACED]
         return "-".join([*words, self.layout])
 
     def layouts(self, size: int) -> dict[str, Layout]:
@@ -285,6 +322,8 @@ def experiment_from(given: Mapping[str, Any], found: Mapping[str, Any] | None = 
     values.setdefault("dtype", (found or {}).get("dtype", options()["dtype"].default))
     if not values.get("kv_heads"):
         values["kv_heads"] = values.get("heads", options()["heads"].default)
+    if values.get("device") == PACED:
+        values.setdefault("verify", "none")
     return Experiment(**values)
 
 
@@ -377,6 +416,19 @@ def _check_numbers(experiment: Experiment) -> None:
         raise ConfigError(f"head_dim={experiment.head_dim}: must be from 1 to {MAX_HEAD_DIM}")
     check_timeout(experiment.timeout)
     check_scale(experiment.softmax_scale, numpy_dtype(experiment.dtype))
+
+
+def _check_computes(experiment: Experiment) -> None:
+    """Refuse to verify or store what a paced device does not compute."""
+    if experiment.computes:
+        return
+    if experiment.verify != "none":
+        raise ConfigError(
+            f"verify={experiment.verify} with device={PACED}: it computes nothing that could be verified; "
+            f"use none, which is its default"
+        )
+    if experiment.store_inputs:
+        raise ConfigError(f"store_inputs with device={PACED}: it is given no inputs; leave it away")
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from importlib import util
 
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
 from ringmpi.comm.probe import library_name, load_mpi
-from ringmpi.devices import DEVICES, native_facts, prepare, why_missing
+from ringmpi.devices import PREFERENCE, native_facts, prepare, why_missing
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
 from ringmpi.report.text import make_console
@@ -34,7 +34,7 @@ def _software() -> Iterator[Fact]:
     yield "python", f"{platform.python_version()} on {system()}"
     yield "packages", ", ".join(f"{name} {version}" for name, version in versions.items())
     prepare()
-    yield "devices", ", ".join(name for name in DEVICES if why_missing(name) is None)
+    yield "devices", ", ".join(name for name in PREFERENCE if why_missing(name) is None)
     yield from native_facts()
 
 
@@ -57,7 +57,7 @@ def _mpi() -> Iterator[Fact]:
         return
     library = mpi.get_vendor()[0]
     yield "mpi", library_name(mpi)
-    yield "gpu-aware", _gpu_aware()
+    yield from _initialised()
     try:
         launcher = find_launcher()
     except ConfigError as error:
@@ -69,15 +69,20 @@ def _mpi() -> Iterator[Fact]:
         yield "problem", f"the launcher does not belong to {library}: each rank would be alone"
 
 
-def _gpu_aware() -> str:
-    """Ask in a process of its own, since MPI must be initialised for it."""
+def _initialised() -> Iterator[Fact]:
+    """Ask in a process of its own what MPI tells only once it is initialised."""
     question = (
-        "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers; "
-        "print(takes_device_pointers())"
+        "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers, thread_level; "
+        "print(takes_device_pointers(), thread_level(MPI))"
     )
-    words = {"True": "yes", "False": "no: the library reads host memory only"}
     said = _first_line([sys.executable, "-c", question])
-    return words.get(said, f"could not be asked: {said}")
+    aware = {"True": "yes", "False": "no: the library reads host memory only"}
+    reads, _, level = said.partition(" ")
+    if reads not in aware:
+        reads, level = said, "unknown"
+    threads = "for" if level == "multiple" else "not enough for"
+    yield "gpu-aware", aware.get(reads, f"could not be asked: {reads}")
+    yield "thread level", f"{level}: {threads} --progress thread"
 
 
 def _hdf5() -> Iterator[Fact]:

@@ -19,11 +19,14 @@ from ringmpi.agreed import Agreed, agreed_device
 from ringmpi.attention import RingAttention
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.job import Job
+from ringmpi.comm.link import network_of, nodes_of
 from ringmpi.comm.policy import chosen_transport
 from ringmpi.comm.probe import takes_device_pointers
+from ringmpi.comm.progress import thread_refusal
 from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
-from ringmpi.devices import device_facts
+from ringmpi.devices import device_facts, slowness
+from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import (
     FAILED_VERIFICATION,
     OK,
@@ -101,7 +104,11 @@ class Run:
         self._inner = inner
         self._agreed = agreed
         self._device_facts = device_facts(
-            agreed.device, experiment.threads, experiment.matrix_unit, experiment.dtype
+            agreed.device,
+            experiment.threads,
+            experiment.matrix_unit,
+            experiment.dtype,
+            (experiment.flops or 0.0) / slowness(experiment.slow, job.team.size)[job.team.rank],
         )
         self._layouts = experiment.layouts(job.team.size)
         self._problem: Problem = problem_of(experiment)
@@ -131,11 +138,14 @@ class Run:
         name, size = self._experiment.name, self._job.team.size
         self.say(f"# ringmpi: {name} on {size} rank(s), {self._job.library}")
         self.say(f"# device: {described(self._device_facts, self._agreed.reason)}")
+        if not self._experiment.computes:
+            self.say("# nothing is computed, so nothing will be verified; transfers are real")
         try:
             self._clocks.append(clock_offsets(self._job.team))
             self._attend()
             self._clocks.append(clock_offsets(self._job.team))
-            self._digest_inputs()
+            if self._experiment.computes:
+                self._digest_inputs()
         except Interrupted as stop:
             return stop
         return None
@@ -146,7 +156,8 @@ class Run:
         team = self._job.team if interruption is None else self._job.closing
         if interruption is not None:
             self._keep_common_passes(team, interruption)
-        self._recording.outputs(team, self._passes)
+        if self._experiment.computes:
+            self._recording.outputs(team, self._passes)
         self._recording.timings(team, self._passes)
         self._recording.ranks(team, self._facts_of_rank(), self._facts_of_job())
         number = None if interruption is None else interruption.signal_number
@@ -164,6 +175,8 @@ class Run:
     def _make_shards(self) -> dict[str, Array]:
         experiment, rank = self._experiment, self._job.team.rank
         names = tensors_of(experiment)
+        if not experiment.computes:
+            return {name: self._zeros(name) for name in names}
         heads = experiment.batch * sum(map(self._problem.heads_of, names))
         with self._progress("making shards", heads) as between:
             return {
@@ -171,13 +184,19 @@ class Run:
                 for name in names
             }
 
+    def _zeros(self, name: str) -> Array:
+        """Return a shard to be moved and not computed with. Local."""
+        experiment, tokens = self._experiment, self._layouts[name].shard_len(self._job.team.rank)
+        shape = (experiment.batch, self._problem.heads_of(name), tokens, experiment.head_dim)
+        return np.zeros(shape, numpy_dtype(experiment.dtype))
+
     def _make_passes(self, attention: RingAttention, shards: dict[str, Array]) -> None:
         passes, warmup = self._passes, self._experiment.warmup
         for number in range(warmup + self._experiment.repeats):
             results = self._make_pass(attention, shards, number)
             self._require_same_bits(results)
             passes.results = results
-            if number == 0:
+            if number == 0 and self._experiment.computes:
                 self._recording.outputs(self._job.team, passes)
                 self._verify()
                 if self.failed:
@@ -236,10 +255,13 @@ class Run:
             device=self._agreed.device,
             threads=experiment.threads,
             matrix_unit=experiment.matrix_unit,
+            flops=experiment.flops,
+            slow=experiment.slow,
             progress=experiment.progress,
             chunk_limit=experiment.chunk_limit,
             check_transfers=experiment.check_transfers,
             link=experiment.link,
+            link_map=experiment.link_map,
             watch=self._job.watch,
         )
 
@@ -337,6 +359,9 @@ class Run:
             "thread_level": self._job.thread_level,
             "gpu_aware": takes_device_pointers(),
             "transport": chosen_transport(self._experiment.transport),
+            "compute": "real"
+            if self._experiment.computes
+            else "paced: it takes time, nothing is computed",
             "inner_ranks": self._inner,
         }
 
@@ -370,12 +395,17 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
         )
     elif team.rank == 0:
         error = refusal(path)
-    team.agree(error)
+    team.agree(error or thread_refusal(experiment.progress))
     if len(set(team.allgather(repr(experiment)))) > 1:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
         )
-    inner = inner_ranks(experiment.method, team.size, experiment.group_ranks, team.hosts)
+    slowness(experiment.slow, team.size)
+    network = network_of(experiment.link, experiment.link_map)
+    if network is not None:
+        network.check(team.size)
+    nodes = nodes_of(network, team.size, team.hosts)
+    inner = inner_ranks(experiment.method, team.size, experiment.group_ranks, nodes)
     check_heads(experiment.method, inner, experiment.heads)
     agreed = agreed_device(team, experiment.device, experiment.threads, experiment.matrix_unit)
     return inner, agreed

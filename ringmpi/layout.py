@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,12 @@ LAYOUTS: dict[str, Callable[[int, int, int], Runs]] = {
     "striped": _striped,
     "zigzag": _zigzag,
 }
+
+
+@lru_cache(maxsize=2**16)
+def _shard_len(name: str, seq_len: int, size: int, rank: int) -> int:
+    """Return how many tokens a rank owns: a schedule asks for it again in every step."""
+    return sum(map(len, LAYOUTS[name](seq_len, size, rank)))
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class Layout:
 
     def shard_len(self, rank: int) -> int:
         """Return the number of tokens that `rank` owns. Local."""
-        return sum(map(len, self.runs(rank)))
+        return _shard_len(self.name, self.seq_len, self.size, rank)
 
     def positions(self, rank: int) -> NDArray[np.int64]:
         """Return the global positions of the tokens of `rank`, ascending. Local.

@@ -14,40 +14,88 @@ earliest start over all ranks, on clocks corrected by their offsets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmpi.trace import COUNTS
+from ringmpi.trace import COUNTS, MOMENTS
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """How the clocks of the ranks compare with rank 0's.
+    """How the clocks of the ranks compare with rank 0's, as found before and after the passes.
+
+    A clock is taken to run evenly from the first measurement to the last one, so that its offset in between
+    lies on the straight line through the two, and errs by no more than the larger of their two errors.
 
     Attributes
     ----------
-    measured_at : ndarray of float64, shape (ranks,)
+    measured_at : ndarray of float64, shape (measurements, ranks)
         When, on rank 0's clock; seconds.
-    offset : ndarray of float64, shape (ranks,)
+    offset : ndarray of float64, shape (measurements, ranks)
         The rank's clock minus rank 0's then; seconds.
-    drift : ndarray of float64, shape (ranks,)
-        Seconds by which the offset grows a second; NaN where it was measured only once.
+    error_bound : ndarray of float64, shape (measurements, ranks)
+        The offset is right to within this; seconds.
+    of : sequence of int, optional
+        The ranks that moments are of; all of them by default.
     """
 
     measured_at: Array
     offset: Array
-    drift: Array
+    error_bound: Array
+    of: Sequence[int] | None = None
+
+    @property
+    def drift(self) -> Array:
+        """Seconds by which each offset grows a second; NaN where it was measured only once."""
+        return self._a_second(self.offset[-1] - self.offset[0])
+
+    @property
+    def drift_error(self) -> Array:
+        """The drift is right to within this."""
+        return self._a_second(self.error_bound[-1] + self.error_bound[0])
+
+    @property
+    def corrected_error(self) -> Array:
+        """Seconds to within which a corrected moment between the two measurements is right, of each rank.
+
+        After one measurement alone it holds for that moment, as nothing is known of the drift.
+        """
+        return np.asarray(self.error_bound[[0, -1]].max(axis=0)[self._of])
 
     def corrected(self, moments: Array) -> Array:
         """Return moments of shape (..., ranks, steps) on rank 0's clock."""
-        offset = self.offset[:, None]
-        elapsed = moments - offset - self.measured_at[:, None]
-        return np.asarray(moments - offset - np.nan_to_num(self.drift)[:, None] * elapsed)
+        return self._on_rank_0(moments, self._of[:, None])
+
+    def merged(self, records: Array) -> Array:
+        """Return records of shape (..., ranks, steps) with all moments on rank 0's clock."""
+        merged = records.copy()
+        for name in MOMENTS:
+            merged[name] = self.corrected(records[name])
+        peers = np.nan_to_num(records["waited_for"]).astype(np.int64)
+        merged["peer_posted"] = self._on_rank_0(records["peer_posted"], peers)
+        return merged
+
+    @property
+    def _of(self) -> Array:
+        return np.arange(self.offset.shape[1]) if self.of is None else np.asarray(self.of)
+
+    def _on_rank_0(self, moments: Array, ranks: Array) -> Array:
+        """Return moments on rank 0's clock, each from the clock of a rank."""
+        began = self.measured_at[0]
+        # While rank 0's clock goes on by a second, another one goes on by a second and its drift.
+        pace = 1 / (1 + np.nan_to_num(self.drift))
+        elapsed = moments - (began + self.offset[0])[ranks]
+        return np.asarray(began[ranks] + elapsed * pace[ranks])
+
+    def _a_second(self, growth: Array) -> Array:
+        elapsed = self.measured_at[-1] - self.measured_at[0]
+        return np.asarray(growth / np.where(elapsed > 0, elapsed, np.nan))
 
 
 @dataclass(frozen=True)
@@ -125,6 +173,12 @@ def makespans(timings: Timings) -> Array:
     return np.asarray(end.max(axis=(1, 2)) - start.min(axis=(1, 2)))
 
 
+def typical_repeat(timings: Timings) -> int:
+    """Return which repeat is of median length, the longer one of two."""
+    spans = makespans(timings)
+    return int(np.argsort(spans)[len(spans) // 2])
+
+
 @dataclass(frozen=True)
 class RankSummary:
     """One rank's share of a repeat: sums over steps, medians over repeats.
@@ -134,6 +188,8 @@ class RankSummary:
     rank : int
     compute, stall, overhead, total : float
         Seconds.
+    polling : float
+        Seconds that progress took of the compute, or a helper thread beside it; NaN if not recorded.
     overlap : float
         Hidden part of the transfers, 0 to 1; NaN where nothing moved.
     counts : dict of str to int
@@ -145,6 +201,7 @@ class RankSummary:
     stall: float
     overhead: float
     total: float
+    polling: float
     overlap: float
     counts: dict[str, int]
 
@@ -161,6 +218,7 @@ def by_rank(timings: Timings) -> list[RankSummary]:
     hidden = overlap(timings)
     compute, stall = median(compute_time(records)), median(stall_time(records))
     overhead, total = median(overhead_time(records)), median(step_time(records))
+    polling = median(records["polling"])
     # Counts are the same in every repeat.
     counts = {name: records[name][-1].sum(axis=-1) for name in COUNTS}
     return [
@@ -170,6 +228,7 @@ def by_rank(timings: Timings) -> list[RankSummary]:
             stall=float(stall[rank]),
             overhead=float(overhead[rank]),
             total=float(total[rank]),
+            polling=float(polling[rank]),
             overlap=float(hidden[rank]),
             counts={
                 name: int(number[rank]) for name, number in counts.items() if np.isfinite(number[rank])

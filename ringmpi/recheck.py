@@ -38,9 +38,11 @@ def verify_file(path: str, how: str, progress: Callable[[int, int], None]) -> li
     if how == "none":
         raise ConfigError("verify='none': use full or sample:ROWS")
     with ResultFile(path) as result:
-        experiment = replace(result.experiment, verify=how)
         if result.kind != "measured":
             raise StoreError(f"{path}: is {result.kind}, so it has no outputs to verify")
+        if not result.experiment.computes:
+            raise StoreError(f"{path}: device=paced computes nothing, so it has no outputs to verify")
+        experiment = replace(result.experiment, verify=how)
         problem = _problem(result, experiment)
         digests = result.facts("inputs")
         for name in tensors_of(experiment):

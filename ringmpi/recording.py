@@ -9,19 +9,23 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
+from ringmpi.devices import PACED
 from ringmpi.layout import Layout
+from ringmpi.metrics import Clocks
 from ringmpi.provenance import machine_facts
 from ringmpi.schedule import Pass
 from ringmpi.store import TIMINGS, ResultWriter
 from ringmpi.trace import RECORD
 from ringmpi.verify import Verdict
+
+if TYPE_CHECKING:
+    from ringmpi.comm.team import Team
 
 Array = NDArray[Any]
 
@@ -70,6 +74,16 @@ CLOCK_COLUMNS = {
     "error_bound": "the offset is right to within this",
 }
 
+#: By their names in `metrics.Clocks`: of both measurements together. Of one alone no drift is known: NaN.
+CLOCK_RESULTS = {
+    "drift": ("1", "seconds by which the offset grows a second"),
+    "drift_error": ("1", "the drift is right to within this"),
+    "corrected_error": (
+        "s",
+        "a moment between the measurements, on rank 0's clock, is right to within this",
+    ),
+}
+
 RANK_COLUMNS = {
     "hostname": ("", "node"),
     "pid": ("1", "process"),
@@ -77,6 +91,7 @@ RANK_COLUMNS = {
     "device": ("", "what computed"),
     "instruction_set": ("", "of the native device"),
     "matrix_unit": ("", "whether the native device used it"),
+    "paced_flops": ("1/s", "FLOP/s of a paced rank, which computes nothing; 0 with another device"),
     "compile_s": ("s", "compiling the native device, or waiting for it; in no other quantity"),
     "threads": ("1", "of the native device; with another one those that BLAS may use, 0 if unknown"),
     "affinity": ("", "cores it may run on"),
@@ -155,13 +170,7 @@ class Recording:
         facts = team.allgather(dict(mine))
         if self.writer is None:
             return
-        for name, (unit, description) in RANK_COLUMNS.items():
-            values = [fact[name] for fact in facts]
-            if isinstance(values[0], str):
-                self.writer.texts(f"ranks/{name}", values, description)
-            else:
-                dtype = np.float64 if isinstance(values[0], float) else np.int64
-                self.writer.table(f"ranks/{name}", np.array(values, dtype), unit, description)
+        write_ranks(self.writer, facts)
         shared = {"oversubscribed": oversubscribed(facts)}
         self.writer.facts("machine", machine_facts() | shared | dict(machine))
 
@@ -182,27 +191,37 @@ class Recording:
         if self._experiment.documents is not None:
             offsets = np.array(self._experiment.documents, np.int64)
             self.writer.table("inputs/documents", offsets, "token", "cumulative offsets")
-        measured = np.stack(clocks)
-        for column, (name, description) in enumerate(CLOCK_COLUMNS.items()):
-            self.writer.table(f"clocks/{name}", measured[:, :, column], "s", description)
-        description = "seconds by which the offset grows a second; NaN if it was measured once"
-        self.writer.table("clocks/drift", _drift(measured), "1", description)
+        write_clocks(self.writer, np.stack(clocks))
         how = self._experiment.verify
         interrupted = signal_number is not None and not verdicts and how != "none"
         self.writer.verdicts("interrupted" if interrupted else how, verdicts)
         self.writer.commit()
 
 
-def _drift(measured: Array) -> Array:
-    """Return the slope of each rank's offset from the first measurement to the last, shape (ranks,)."""
-    when, offset = measured[:, :, 0], measured[:, :, 1]
-    if len(measured) < 2:
-        return np.full(measured.shape[1], np.nan)
-    return np.asarray((offset[-1] - offset[0]) / (when[-1] - when[0]))
+def write_ranks(writer: ResultWriter, facts: Sequence[Mapping[str, Any]]) -> None:
+    """Write what every rank says of itself, by the names of `RANK_COLUMNS`. Local."""
+    for name, (unit, description) in RANK_COLUMNS.items():
+        values = [fact[name] for fact in facts]
+        if isinstance(values[0], str):
+            writer.texts(f"ranks/{name}", values, description)
+        else:
+            dtype = np.float64 if isinstance(values[0], float) else np.int64
+            writer.table(f"ranks/{name}", np.array(values, dtype), unit, description)
+
+
+def write_clocks(writer: ResultWriter, measured: Array) -> None:
+    """Write how clocks compare, shape (measurements, ranks, CLOCK_COLUMNS). Local."""
+    for column, (name, description) in enumerate(CLOCK_COLUMNS.items()):
+        writer.table(f"clocks/{name}", measured[:, :, column], "s", description)
+    together = Clocks(*np.moveaxis(measured, 2, 0))
+    for name, (unit, description) in CLOCK_RESULTS.items():
+        writer.table(f"clocks/{name}", getattr(together, name), unit, description)
 
 
 def oversubscribed(facts: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether some node has more threads than cores that its ranks may run on. Local.
+
+    Paced ranks are not counted: they sleep.
 
     >>> two = [{"hostname": "a", "affinity": core, "threads": 1} for core in "01"]
     >>> oversubscribed(two), oversubscribed([*two, {"hostname": "a", "affinity": "0,1", "threads": 0}])
@@ -211,7 +230,7 @@ def oversubscribed(facts: Sequence[Mapping[str, Any]]) -> bool:
     True
     """
     for host in {fact["hostname"] for fact in facts}:
-        here = [fact for fact in facts if fact["hostname"] == host]
+        here = [f for f in facts if f["hostname"] == host and f.get("device") != PACED]
         cores = {core for fact in here for core in fact["affinity"].split(",")}
         if sum(max(1, fact["threads"]) for fact in here) > len(cores):
             return True

@@ -1,5 +1,9 @@
 """The result file: written whole or not at all, read back with its rules checked.
 
+Traces are ``[repeat, rank, step]``. Of so many simulated ranks that these don't fit, each has one record
+instead, all its steps laid end to end, which metrics read like any other, and some ranks have all their
+steps in a group beside it; see `ResultWriter.condense`.
+
 It is written under a name of its own in the directory of the target, flushed to disk and then moved into
 place, so that a reader never sees half a file, two writers never mix, and an older good file stays until a
 newer one is complete.
@@ -11,6 +15,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +31,7 @@ from ringmpi.encoding import MARK, decode, encode
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.metrics import Clocks, Timings
-from ringmpi.schedule import Pass
+from ringmpi.schedule import Pass, Step
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
 
@@ -39,6 +44,11 @@ OUTPUTS = ("out", "lse", "dq", "dk", "dv")
 
 #: Where the traces of a pass are.
 TIMINGS = {Pass.FORWARD: "timings", Pass.BACKWARD: "timings/backward"}
+
+#: The attribute that marks traces of which each rank has one record, all its steps laid end to end: so many
+#: ranks were simulated that there is no room for all steps. In the group `WATCHED` some ranks have them all.
+CONDENSED = "condensed"
+WATCHED = "watched"
 
 #: The attribute that says which global token is the first one of a dataset.
 FIRST = "first_token"
@@ -173,7 +183,7 @@ class ResultWriter:
             told = value if plain else json.dumps(value, default=str)
             attributes[name] = _storable(told) if isinstance(told, str) else told
 
-    def records(self, group: str, shape: tuple[int, int, int]) -> None:
+    def records(self, group: str, shape: tuple[int, ...]) -> None:
         """Make a dataset [repeat, rank, step] for each quantity of a trace."""
         for name, quantity in QUANTITIES.items():
             dataset = self._file.create_dataset(f"{group}/{name}", shape, np.float64, fillvalue=np.nan)
@@ -181,10 +191,25 @@ class ResultWriter:
             for axis, label in enumerate(("repeat", "rank", "step")):
                 dataset.dims[axis].label = label
 
-    def write_records(self, group: str, rank: int, records: Array) -> None:
-        """Write the records of one rank, shape (repeats, steps)."""
+    def write_records(self, group: str, rank: int | slice, records: Array) -> None:
+        """Write the records of one rank, shape (repeats, steps), or of several, (repeats, ranks, steps)."""
         for name in QUANTITIES:
             self._file[f"{group}/{name}"][:, rank] = records[name]
+
+    def condense(self, group: str, ranks: Array, records: Array) -> None:
+        """Say that records of a group are condensed, and write those of some ranks in full.
+
+        Parameters
+        ----------
+        group : str
+        ranks : ndarray of int, shape (n,)
+            Ascending.
+        records : ndarray of trace.RECORD, shape (repeats, n, steps)
+        """
+        self._file[group].attrs[CONDENSED] = True
+        self.records(f"{group}/{WATCHED}", records.shape)
+        self.write_records(f"{group}/{WATCHED}", slice(None), records)
+        self.table(f"{group}/{WATCHED}/rank", ranks, "1", "whose steps these are")
 
     def verdicts(self, how: str, verdicts: Sequence[Verdict]) -> None:
         """Write how the outputs were verified and what was found."""
@@ -277,6 +302,11 @@ class ResultFile:
         return str(self._file.attrs["kind"])
 
     @property
+    def created(self) -> str:
+        """When the file was made, in UTC."""
+        return str(self._file.attrs["created"])
+
+    @property
     def command(self) -> str:
         """The command that made the file."""
         return str(self._file.attrs["command"])
@@ -306,23 +336,48 @@ class ResultFile:
         """The passes that were run."""
         return [direction for direction in Pass if f"{TIMINGS[direction]}/started" in self._file]
 
+    def repeats(self, direction: Pass) -> int:
+        """Return how many repeats of a pass were timed."""
+        return int(self._file[f"{TIMINGS[direction]}/started"].shape[0])
+
+    def schedules(self, direction: Pass) -> list[list[Step]]:
+        """Return the schedules of all ranks, as they were executed."""
+        inner = int(self.facts("machine").get("inner_ranks", 1))
+        return self.experiment.schedules(self.size, inner, direction)
+
     def timings(self, direction: Pass = Pass.FORWARD) -> Timings:
         """Return the trace of all ranks."""
         return Timings(
             self._records(TIMINGS[direction]),
             self._records(f"{TIMINGS[direction]}/alone"),
-            Clocks(
-                self.column("clocks/measured_at")[0],
-                self.column("clocks/offset")[0],
-                self.column("clocks/drift"),
-            ),
+            self._clocks(),
         )
+
+    def condensed(self, direction: Pass = Pass.FORWARD) -> bool:
+        """Return whether the trace has one record a rank, all its steps laid end to end."""
+        return bool(self._file[TIMINGS[direction]].attrs.get(CONDENSED, False))
+
+    def watched(self, direction: Pass = Pass.FORWARD) -> tuple[list[int], Timings]:
+        """Return the ranks of which every step is known, and their trace: all, unless it is condensed."""
+        timings = self.timings(direction)
+        if not self.condensed(direction):
+            return list(range(self.size)), timings
+        group = f"{TIMINGS[direction]}/{WATCHED}"
+        ranks = self.column(f"{group}/rank")
+        theirs = replace(timings.clocks, of=ranks.tolist())
+        return ranks.tolist(), Timings(self._records(group), timings.alone[:, ranks], theirs)
 
     def verdicts(self) -> list[Verdict]:
         """Return what verification found; empty if nothing was verified."""
         names = self._file["verification"]
         found = (dict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names)
         return [Verdict(**(facts | {"index": json.loads(facts["index"])})) for facts in found]
+
+    def _clocks(self) -> Clocks:
+        measured_at, offset = (self.column(f"clocks/{name}") for name in ("measured_at", "offset"))
+        bounded = self.has("clocks/error_bound")
+        error = self.column("clocks/error_bound") if bounded else np.full_like(offset, np.nan)
+        return Clocks(measured_at, offset, error)
 
     def _records(self, group: str) -> Array:
         shape = self._file[f"{group}/started"].shape

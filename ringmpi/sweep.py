@@ -21,8 +21,10 @@ from typing import Any
 import numpy as np
 
 from ringmpi.comm.launcher import find_launcher, shown
+from ringmpi.comm.link import network_of
 from ringmpi.comm.signals import HEEDED_SIGNALS
 from ringmpi.config import Experiment, experiment_from, options, parse
+from ringmpi.devices import slowness
 from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.problem import describe_input
@@ -103,7 +105,7 @@ TABLE_WIDTH = 200
 BACKWARD_COLUMNS = ("gradient error", "gradient single", "backward ms", "backward stall")
 
 #: Options whose values contain commas.
-HAS_COMMAS = ("documents", "link")
+HAS_COMMAS = ("documents", "link", "link_map", "slow")
 
 #: The method that stands for all of them; those that a rank count does not allow are left out.
 ALL = "all"
@@ -243,7 +245,11 @@ class Sweep:
 def _unfit(experiment: Experiment, ranks: int) -> ConfigError | None:
     """Return why the method cannot run on so many ranks, as far as that is known beforehand, or None."""
     given = experiment.group_ranks
+    network = network_of(experiment.link, experiment.link_map)
     try:
+        slowness(experiment.slow, ranks)
+        if network is not None:
+            network.check(ranks)
         # Without the option the groups are the ranks of a node, and which these are shows only in the run.
         inner = inner_ranks(experiment.method, ranks, given, lambda: [""] * ranks)
         if given is not None or experiment.method not in GROUP_OPTIONS:

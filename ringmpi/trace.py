@@ -15,6 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def now() -> float:
+    """Return seconds on this rank's own clock, on which all its moments are taken. Local."""
+    return time.perf_counter()
+
+
 @dataclass(frozen=True)
 class Quantity:
     """One column of a trace: its unit, and what it is."""
@@ -34,6 +39,17 @@ MOMENTS = {
     "step_end": Quantity("s", "the step ends"),
 }
 
+#: What the step waited for longest; NaN in a step without transfers, and in files of an older ringmpi.
+AWAITED = {
+    "waited_for": Quantity("1", "the rank from or to which the transfer seen complete last went"),
+    "peer_posted": Quantity("s", "that rank posts it, on its own clock; NaN where it received"),
+}
+
+#: What progress costs the compute. Under `poll` calls delay it; a thread takes CPU time beside it.
+COSTS = {
+    "polling": Quantity("s", "in MPI calls while computing, or the CPU time of the helper thread"),
+}
+
 #: Counts. `computed_pairs` is what the device worked on; the surplus over `pairs` was masked.
 COUNTS = {
     "bytes_sent": Quantity("B", "bytes passed to MPI for sending"),
@@ -47,7 +63,7 @@ COUNTS = {
     "tiles_skipped": Quantity("1", "tiles left out because no pair in them is allowed"),
 }
 
-QUANTITIES = MOMENTS | COUNTS
+QUANTITIES = MOMENTS | AWAITED | COSTS | COUNTS
 
 #: A record a step. Counts are float64 too: exact up to 2**53, and NaN where nothing was recorded.
 RECORD = np.dtype([(name, np.float64) for name in QUANTITIES])
@@ -84,9 +100,9 @@ class Trace:
     records : ndarray of RECORD, shape (steps,)
     """
 
-    def __init__(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, steps: int, clock: Callable[[], float] = now) -> None:
         self.records: NDArray[Any] = np.zeros(steps, RECORD)
-        for name in MOMENTS:
+        for name in (*MOMENTS, *AWAITED):
             self.records[name] = np.nan
         self._clock = clock
         self._step = 0
@@ -96,9 +112,14 @@ class Trace:
         self._step = step
         self.mark("started")
 
-    def mark(self, moment: str, at: float | None = None) -> None:
-        """Record that a moment has come, now or at a time that was noted earlier."""
-        self.records[moment][self._step] = self._clock() if at is None else at
+    def mark(self, moment: str) -> None:
+        """Record that a moment has come."""
+        self.records[moment][self._step] = self._clock()
+
+    def note(self, **values: float) -> None:
+        """Record what others have found out about the step."""
+        for name, value in values.items():
+            self.records[name][self._step] = value
 
     def count(self, **counts: int) -> None:
         """Add to the counts of the step."""

@@ -134,5 +134,11 @@ class Workspace:
         tokens = len(self._shards.tokens(whole))
         for name, shape, dtype in self._shape.tensors(whole, tokens):
             if name not in self._own:
-                self._own[name] = np.full(shape, IDENTITY.get(name, 0), dtype)
+                self._own[name] = _identity(name, shape, dtype)
         return {tensor.name: self._own[tensor.name] for tensor in TENSORS_OF[part.payload]}
+
+
+def _identity(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    value = IDENTITY.get(name, 0)
+    # Zeros need no memory before somebody writes to them, and a paced device never does.
+    return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)

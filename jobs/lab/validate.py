@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crossing import HIDDEN, vanishes_at
-from setting import SHAPE, Setting, settings
 
+from crossing import HIDDEN, vanishes_at
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.store import ResultFile
+from setting import SHAPE, Setting, settings
 
 #: Seconds for one command; the longest takes about one minute.
 LIMIT = 600
@@ -122,7 +122,8 @@ class Study:
             run = ("run", *problem, *self._setting.device, *how, "--output", str(measured))
             call(self._setting.launched(*run))
         if not simulated.exists():
-            machine = ("--machine", str(self._machine), "--ranks", str(ranks))
+            # The median of what happens: the noise of a calibration is that of much shorter steps.
+            machine = ("--machine", str(self._machine), "--ranks", str(ranks), "--noise", "0")
             call(["ringmpi", "simulate", *problem, *machine, "--output", str(simulated)])
         seen, thought = numbers(measured), numbers(simulated)
         return {
@@ -203,6 +204,7 @@ def call(command: Sequence[str]) -> str:
 
 def write(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as CSV, floats with six digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         table.writeheader()

@@ -7,13 +7,13 @@ gives the best estimate (Cristian 1989).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.comm.team import Team
+from ringmpi.trace import now
 
 #: Exchanges a rank; the smallest of them is within microseconds of the best on a quiet node.
 ROUNDS = 50
@@ -21,14 +21,14 @@ ROUNDS = 50
 CLOCK_TAG = 2
 
 
-def clock_offsets(team: Team, clock: Callable[[], float] = time.perf_counter) -> NDArray[np.float64]:
+def clock_offsets(team: Team, clock: Callable[[], float] = now) -> NDArray[np.float64]:
     """Return each rank's clock minus rank 0's, and the error bound. Collective.
 
     Parameters
     ----------
     team : Team
     clock : callable
-        Returns seconds; the same one that the trace uses.
+        Returns seconds; that of traces by default.
 
     Returns
     -------

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringmpi.comm.launcher import Launch, check_library, check_size
-from ringmpi.comm.probe import library_name, load_mpi
+from ringmpi.comm.probe import library_name, load_mpi, thread_level
 from ringmpi.comm.signals import Signals
 from ringmpi.errors import BROKEN, Interrupted, LaunchError, RingMPIError, StalledRingError
 
@@ -55,13 +55,7 @@ class Job:
         self.team = Team(self.comm.Dup(), self.watch)
         self.closing = Team(self.comm.Dup(), self.watch)
         self.library = library_name(mpi)
-        levels = {
-            mpi.THREAD_SINGLE: "single",
-            mpi.THREAD_FUNNELED: "funneled",
-            mpi.THREAD_SERIALIZED: "serialized",
-            mpi.THREAD_MULTIPLE: "multiple",
-        }
-        self.thread_level = levels[mpi.Query_thread()]
+        self.thread_level = thread_level(mpi)
         node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank = node.rank
         node.Free()

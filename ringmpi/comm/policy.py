@@ -6,8 +6,8 @@ from math import isfinite
 
 from ringmpi.errors import ConfigError, check_choice
 
-#: May MPI be called while the device computes? `wait` never does, `poll` does between tiles.
-PROGRESS = {"wait": False, "poll": True}
+#: Who calls MPI while the device computes: nobody, the main thread between tiles, or a thread beside it.
+PROGRESS = ("wait", "poll", "thread")
 
 #: How a block gets from the device to MPI. Host memory is read by MPI itself; `auto` takes the best there is.
 TRANSPORTS = ("auto", "direct")

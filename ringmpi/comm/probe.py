@@ -28,6 +28,17 @@ def library_name(mpi: Any) -> str:
     return " ".join(mpi.Get_library_version().splitlines()[0].strip("\0").split())
 
 
+def thread_level(mpi: Any) -> str:
+    """Return how threads may call the MPI library, which must be initialised. Local."""
+    levels = {
+        mpi.THREAD_SINGLE: "single",
+        mpi.THREAD_FUNNELED: "funneled",
+        mpi.THREAD_SERIALIZED: "serialized",
+        mpi.THREAD_MULTIPLE: "multiple",
+    }
+    return levels[mpi.Query_thread()]
+
+
 def takes_device_pointers() -> bool:
     """Return whether the loaded MPI library says that it reads GPU memory. Local.
 

@@ -157,6 +157,16 @@ class Team:
         self.watch.wait([request], "waits for rank 0 to take a piece")
 
 
+def duplicate(comm: MPI.Comm, watch: Watch) -> MPI.Comm:
+    """Return a communicator of the same ranks. Collective.
+
+    Not by the blocking call: a rank that heeds a signal before it comes here would leave the others in it.
+    """
+    copy, duplicated = comm.Idup()
+    watch.wait([duplicated], "waits for all to set up the ring")
+    return copy
+
+
 def _pieces(layout: Layout, rank: int, tokens: int) -> Iterator[tuple[range, slice]]:
     """Yield pieces of at most `tokens` positions of a shard, and where in the shard they lie."""
     before = 0

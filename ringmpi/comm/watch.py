@@ -15,6 +15,7 @@ from mpi4py import MPI
 from ringmpi.comm.signals import Signals
 from ringmpi.comm.word import Status, Word
 from ringmpi.errors import Interrupted, StalledRingError
+from ringmpi.trace import now
 
 #: Seconds between looks for word: rare enough to cost nothing, often enough to stop within a second.
 LOOK_INTERVAL = 0.02
@@ -79,9 +80,9 @@ class Watch:
             return
         if self._signals.received is not None and self._word.stop is None:
             self._word.tell_stop(self._signals.received)
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + LOOK_INTERVAL
+        at = time.monotonic()
+        if at >= self._next_look:
+            self._next_look = at + LOOK_INTERVAL
             self._word.listen(lambda: Status(doing(), idle))
         if self._word.stop is not None:
             self.disarm()
@@ -179,7 +180,7 @@ class Wait:
             time.sleep(min(idle * NAP_PART, LONGEST_NAP))
 
     def pass_time(self, until: float) -> None:
-        """Let time pass until a moment of `time.perf_counter`, or until it is time to look again.
+        """Let time pass until a moment of `trace.now`, or until it is time to look again.
 
         For what comes at a time that is known beforehand, so it counts as progress.
 
@@ -190,6 +191,6 @@ class Wait:
         """
         self._watch.look(self._doing)
         self.progressed()
-        left = until - time.perf_counter()
+        left = until - now()
         if left > 0:
             time.sleep(min(left, LOOK_INTERVAL))

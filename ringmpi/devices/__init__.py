@@ -18,12 +18,17 @@ from ringmpi.devices.native import (
     uses_matrix_unit,
 )
 from ringmpi.devices.numpy import NumpyDevice
+from ringmpi.devices.paced import PACED, PacedDevice, check_pace, slowness
 from ringmpi.errors import ConfigError, MissingCapabilityError, check_choice
 from ringmpi.mask import Mask
 
-DEVICES: dict[str, Callable[..., Device]] = {"numpy": NumpyDevice, "native": NativeDevice}
+DEVICES: dict[str, Callable[..., Device]] = {
+    "numpy": NumpyDevice,
+    "native": NativeDevice,
+    PACED: PacedDevice,
+}
 
-#: What `auto` takes, the first one that this machine offers.
+#: What `auto` takes, the first one that this machine offers: one that computes.
 PREFERENCE = ("native", "numpy")
 
 #: More threads than any node of today has cores; the C++ counts them in 32 bits.
@@ -33,23 +38,27 @@ __all__ = [
     "DEVICES",
     "MATRIX_UNIT",
     "MAX_HEAD_DIM",
+    "PACED",
     "Block",
     "Device",
     "Gradients",
     "NativeDevice",
     "NumpyDevice",
     "Outcome",
+    "PacedDevice",
     "Queries",
     "Work",
     "check_device",
     "check_matrix_unit",
     "check_offered",
+    "check_pace",
     "chosen_device",
     "compile_seconds",
     "device_facts",
     "make_device",
     "native_facts",
     "prepare",
+    "slowness",
     "why_missing",
 ]
 
@@ -60,13 +69,13 @@ def check_device(name: str, threads: int, matrix_unit: str) -> None:
     Raises
     ------
     ConfigError
-        If a name is unknown, or the NumPy device is asked for what only the native one has.
+        If a name is unknown, or another device is asked for what only the native one has.
     """
     check_choice("device", name, ["auto", *DEVICES])
     check_choice("matrix_unit", matrix_unit, MATRIX_UNIT)
     if not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"threads={threads}: must be from 1 to {MAX_THREADS}")
-    beyond = _beyond_numpy(threads, matrix_unit) if name == "numpy" else ""
+    beyond = _beyond_numpy(threads, matrix_unit) if name in ("numpy", PACED) else ""
     if beyond:
         raise ConfigError(f"{beyond}; use --device native")
 
@@ -139,9 +148,24 @@ def chosen_device(name: str, threads: int = 1, matrix_unit: str = "auto") -> str
 
 
 def make_device(
-    name: str, mask: Mask, softmax_scale: float, threads: int = 1, matrix_unit: str = "auto"
+    name: str,
+    mask: Mask,
+    softmax_scale: float,
+    threads: int = 1,
+    matrix_unit: str = "auto",
+    flops: float | None = None,
 ) -> Device:
     """Return the device called `name`, or the preferred one for ``auto``. Local; starts no process.
+
+    Parameters
+    ----------
+    name : str
+    mask : Mask
+    softmax_scale : float
+    threads : int
+    matrix_unit : str
+    flops : float, optional
+        FLOP/s of a paced device, which needs it, and no other one has it.
 
     Raises
     ------
@@ -149,16 +173,20 @@ def make_device(
         As `chosen_device` does.
     """
     name = chosen_device(name, threads, matrix_unit)
-    options = (threads, matrix_unit) if name == "native" else ()
+    check_pace(name, flops, None)
+    options = {"native": (threads, matrix_unit), PACED: (flops,)}.get(name, ())
     return DEVICES[name](mask, softmax_scale, *options)
 
 
-def device_facts(name: str, threads: int, matrix_unit: str, dtype: str) -> dict[str, Any]:
+def device_facts(
+    name: str, threads: int, matrix_unit: str, dtype: str, flops: float = 0.0
+) -> dict[str, Any]:
     """Return what a result file tells of the device of a rank. Local."""
     facts = {
         "device": name,
         "instruction_set": "",
         "matrix_unit": "off",
+        "paced_flops": flops,
         "compile_s": compile_seconds(),
     }
     if name == "native":

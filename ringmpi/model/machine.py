@@ -17,26 +17,48 @@ without prefix: seconds, bytes, bytes a second (not bits), FLOP/s.
     latency = 1e-5                    # seconds
     bandwidth = 300e9                 # bytes a second, one way, from a rank to one other
     total = 300e9                     # to all others together; left away: as bandwidth
+    eager_limit = 65536               # bytes; larger messages wait until the receiver has posted
 
     [links.inter]                     # between ranks of two nodes
     latency = 2e-5
     bandwidth = [[65536, 8e9], [16777216, 25e9]]   # [bytes of a message, bytes a second]
+    node_total = 100e9                # one way, of all ranks of a node; left away: as many times total
+    eager_limit = 65536               # bytes; larger messages wait until the receiver has posted
 
-Each of forward, backward, latency and bandwidth is a number or a curve; a number is a curve of one point.
+    [noise]
+    relative = 0.01                   # standard deviation of a step's compute, as a share of it
+
+    [topology]                        # left away: what leaves a node is not held up any more
+    kind = "fat-tree"                 # or "dragonfly"
+    ranks_per_group = 512             # neighbouring ranks under one leaf, or in one dragonfly group
+    taper = 0.5                       # what can leave a group, as a share of what its nodes can send
+    latency = 1e-6                    # seconds that a message between groups takes longer; left away: 0
+    groups = 25                       # of the whole machine; for a dragonfly
+
+    [noise]                           # left away: none
+    relative = 0.01                   # standard deviation of the compute of a step, over its mean
+
+    [overlap]                         # measured: which part of a transfer is hidden behind as long a compute
+    poll = 0.98
+    wait = 0.03
+
+One rank needs no links. Each of forward, backward, latency and bandwidth is a number or a curve; a number is
+a curve of one point.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.resources import files
 from itertools import pairwise
-from math import isfinite, log
+from math import inf, isfinite, log
 from pathlib import Path
 from typing import Any
 
+from ringmpi.comm.policy import PROGRESS
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.schedule import Pass
 from ringmpi.softmax import DTYPES
@@ -46,8 +68,22 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+#: Sizes, rising, and what was found for each.
+Points = Sequence[tuple[float, float]]
+
 #: Between ranks of a node, and of two nodes.
 INTRA, INTER = "intra", "inter"
+
+#: What a machine file must give, and what it may.
+NEEDED = ("memory", "ranks_per_node", "compute")
+OTHERS = ("about", "links", "noise", "overlap", "topology")
+
+#: How groups of nodes are joined: all of them above one tapered uplink each; each two by a link of their own.
+FAT_TREE, DRAGONFLY = "fat-tree", "dragonfly"
+
+#: Bytes up to which a message leaves before its receiver has posted, where a machine file does not say: as
+#: in Open MPI over TCP (btl_tcp_eager_limit, github.com/open-mpi/ompi) and in LogGOPSim's defaults.
+EAGER_LIMIT = 65536.0
 
 #: Below these a number is most likely in another unit, such as GB/s. A modem sends 7 kB/s.
 LEAST_BANDWIDTH = 1e3
@@ -111,11 +147,17 @@ class Connection:
         Bytes a second, one way, from a rank to one other, by the bytes of a message.
     total : float
         Bytes a second, one way, from a rank to all others together.
+    node_total : float
+        Bytes a second, one way, of all ranks of a node together.
+    eager_limit : float
+        Bytes of the largest message that leaves before its receiver has posted.
     """
 
     latency: Curve
     bandwidth: Curve
     total: float
+    node_total: float = inf
+    eager_limit: float = EAGER_LIMIT
 
     def seconds(self, nbytes: float) -> float:
         """Return how long one message takes that nothing else is beside: Hockney's ``alpha + n / B``."""
@@ -141,6 +183,32 @@ class Compute:
 
 
 @dataclass(frozen=True)
+class Topology:
+    """How nodes are joined.
+
+    Attributes
+    ----------
+    kind : str
+        `FAT_TREE`: a message may meet all others that leave or enter its groups. `DRAGONFLY`: between each
+        two groups there is a link of its own, an equal part of what leaves a group, and messages take no
+        other way (minimal routing; an adaptive one does as well as a fat tree at best).
+    ranks_per_group : int
+    taper : float
+        What can leave a group, as a share of what its nodes can send.
+    latency : float
+        Seconds that a message between groups takes longer.
+    groups : int
+        Of the whole machine.
+    """
+
+    kind: str
+    ranks_per_group: int
+    taper: float
+    latency: float = 0.0
+    groups: int = 2
+
+
+@dataclass(frozen=True)
 class Machine:
     """What ranks run on.
 
@@ -155,7 +223,15 @@ class Machine:
     compute : mapping
         How fast a rank attends, by dtype.
     links : mapping
-        `INTRA`, `INTER` or both.
+        `INTRA`, `INTER`, both, or none for a single rank.
+    noise : float
+        Standard deviation of a step's compute, as a share of it.
+    overlap : mapping
+        Part of a transfer that was hidden behind as much compute, 0 to 1, by progress; empty if unknown.
+    topology : Topology or None
+        None where all nodes are alike far.
+    text : str
+        The machine file.
     """
 
     name: str
@@ -164,10 +240,18 @@ class Machine:
     ranks_per_node: int
     compute: Mapping[str, Compute]
     links: Mapping[str, Connection]
+    noise: float = 0.0
+    overlap: Mapping[str, float] = field(default_factory=dict)
+    topology: Topology | None = None
+    text: str = ""
 
     def kind(self, rank: int, peer: int) -> str:
         """Return which kind of link is between two ranks; neighbouring ranks share a node. Local."""
-        return INTRA if rank // self.ranks_per_node == peer // self.ranks_per_node else INTER
+        return INTRA if self.node(rank) == self.node(peer) else INTER
+
+    def node(self, rank: int) -> int:
+        """Return the node of a rank. Local."""
+        return rank // self.ranks_per_node
 
     def kinds(self, ranks: int) -> list[str]:
         """Return the kinds of link that a ring of so many ranks goes over. Local."""
@@ -204,6 +288,14 @@ class Machine:
                     f"ranks={ranks}: machine {self.name} has no [links.{kind}], and {self.ranks_per_node} "
                     f"rank(s) a node; use at most {most}, or a machine file with that table"
                 )
+        topology = self.topology
+        if topology is None or topology.kind != DRAGONFLY:
+            return
+        if ranks > topology.groups * topology.ranks_per_group:
+            raise ConfigError(
+                f"ranks={ranks}: machine {self.name} has {topology.groups} groups of "
+                f"{topology.ranks_per_group} ranks; use at most {topology.groups * topology.ranks_per_group}"
+            )
 
 
 def built_in() -> dict[str, str]:
@@ -258,27 +350,30 @@ def read_machine(given: str) -> Machine:
         table = tomllib.loads(text)
     except ValueError as error:
         raise ConfigError(f"machine={given}: not TOML: {error}") from error
-    return _Reader(given).machine(table)
+    return _Reader(given, text).machine(table)
 
 
 class _Reader:
     """Takes a machine file apart; every refusal names the file and the key."""
 
-    def __init__(self, given: str) -> None:
+    def __init__(self, given: str, text: str) -> None:
         self._given = given
+        self._text = text
 
     def machine(self, table: Mapping[str, Any]) -> Machine:
-        self._check_keys("", table, ("memory", "ranks_per_node", "compute", "links"), ("about",))
+        self._check_keys("", table, NEEDED, OTHERS)
         about = table.get("about", "")
         if not isinstance(about, str):
             raise self._error("about", about, "must be a text")
-        ranks = table["ranks_per_node"]
-        if type(ranks) is not int or ranks < 1:
-            raise self._error("ranks_per_node", ranks, "must be a whole number, 1 or more")
+        ranks = self._count("ranks_per_node", table["ranks_per_node"])
         rates = self._table("compute", table["compute"])
-        links = self._table("links", table["links"])
+        links, noise, overlap = (
+            self._table(name, table.get(name, {})) for name in ("links", "noise", "overlap")
+        )
         self._check_keys("compute", rates, (), DTYPES)
         self._check_keys("links", links, (), (INTRA, INTER))
+        self._check_keys("noise", noise, ("relative",) if "noise" in table else (), ())
+        self._check_keys("overlap", overlap, (), tuple(PROGRESS))
         if not rates:
             raise self._error(
                 "compute", rates, "is empty; give FLOP/s in a table such as [compute.float32]"
@@ -290,7 +385,51 @@ class _Reader:
             ranks_per_node=ranks,
             compute={name: self._compute(f"compute.{name}", rates[name]) for name in rates},
             links={name: self._connection(f"links.{name}", links[name]) for name in links},
+            noise=self._number(
+                "noise.relative", noise.get("relative", 0.0), 0.0, "shares of the compute"
+            ),
+            overlap={
+                name: self._number(f"overlap.{name}", value, 0.0, "parts of a transfer, 0 to 1")
+                for name, value in overlap.items()
+            },
+            topology=self._topology(table["topology"], ranks) if "topology" in table else None,
+            text=self._text,
         )
+
+    def _topology(self, value: Any, ranks_per_node: int) -> Topology:
+        table = self._table("topology", value)
+        self._check_keys("topology", table, ("kind", "ranks_per_group", "taper"), ("latency", "groups"))
+        kind = table["kind"]
+        if kind not in (FAT_TREE, DRAGONFLY):
+            raise self._error("topology.kind", kind, f"must be {FAT_TREE} or {DRAGONFLY}")
+        ranks = self._count("topology.ranks_per_group", table["ranks_per_group"])
+        if ranks % ranks_per_node:
+            raise self._error(
+                "topology.ranks_per_group", ranks, f"must be whole nodes of {ranks_per_node} ranks"
+            )
+        taper = self._number("topology.taper", table["taper"], 0.0, "shares of what nodes can send")
+        if not taper:
+            raise self._error("topology.taper", taper, "must be above 0, or nothing leaves a group")
+        if (kind == DRAGONFLY) != ("groups" in table):
+            raise self._error(
+                "topology.groups", table.get("groups"), "a dragonfly, and it alone, has it"
+            )
+        latency = self._seconds("topology.latency", table.get("latency", 0.0))
+        groups = self._count("topology.groups", table.get("groups", 2))
+        if groups < 2:
+            raise self._error("topology.groups", groups, "must be 2 or more")
+        return Topology(kind, ranks, taper, latency, groups)
+
+    def _count(self, path: str, value: Any) -> int:
+        if type(value) is not int or value < 1:
+            raise self._error(path, value, "must be a whole number, 1 or more")
+        return value
+
+    def _seconds(self, path: str, value: Any) -> float:
+        seconds = self._number(path, value, 0.0, "seconds; 5 us are 5e-6")
+        if seconds > LARGEST_LATENCY:
+            raise self._error(path, seconds, f"more than {LARGEST_LATENCY:g} s; 5 us are 5e-6")
+        return seconds
 
     def _compute(self, path: str, value: Any) -> Compute:
         table = self._table(path, value)
@@ -304,22 +443,25 @@ class _Reader:
 
     def _connection(self, path: str, value: Any) -> Connection:
         table = self._table(path, value)
-        self._check_keys(path, table, ("latency", "bandwidth"), ("total",))
+        self._check_keys(path, table, ("latency", "bandwidth"), ("total", "node_total", "eager_limit"))
         unit = "bytes a second; 300 GB/s are 300e9, 100 Gbit/s are 12.5e9"
         bandwidth = self._curve(f"{path}.bandwidth", table["bandwidth"], LEAST_BANDWIDTH, unit)
         latency = self._curve(f"{path}.latency", table["latency"], 0.0, "seconds; 5 us are 5e-6")
         for _, seconds in latency.points:
-            if seconds > LARGEST_LATENCY:
-                raise self._error(
-                    f"{path}.latency", seconds, f"more than {LARGEST_LATENCY:g} s; 5 us are 5e-6"
-                )
+            self._seconds(f"{path}.latency", seconds)
         largest = max(rate for _, rate in bandwidth.points)
         total = self._number(f"{path}.total", table.get("total", largest), LEAST_BANDWIDTH, unit)
         if total < largest:
             raise self._error(
                 f"{path}.total", total, f"must be at least the bandwidth to one other rank, {largest:g}"
             )
-        return Connection(latency, bandwidth, total)
+        node_total = inf
+        if "node_total" in table:
+            node_total = self._number(f"{path}.node_total", table["node_total"], LEAST_BANDWIDTH, unit)
+        limit = self._number(
+            f"{path}.eager_limit", table.get("eager_limit", EAGER_LIMIT), 0.0, "bytes; 64 KiB are 65536"
+        )
+        return Connection(latency, bandwidth, total, node_total, limit)
 
     def _curve(self, path: str, value: Any, least: float, unit: str) -> Curve:
         if not isinstance(value, list):

@@ -19,7 +19,8 @@ from ringmpi.layout import Layout
 from ringmpi.model.costs import allowed_share, attention_flops, hop_nbytes, least_queries
 from ringmpi.model.machine import Machine, read_machine
 from ringmpi.model.memory import ARCHITECTURES, LONGEST, Activations, Setting, activations
-from ringmpi.model.predict import Prediction, Task, predict
+from ringmpi.model.predict import Prediction, predict
+from ringmpi.model.prices import Task
 from ringmpi.model.transformer import Transformer, plain, published
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ranks
 from ringmpi.schedule.steps import Part, Payload

@@ -14,8 +14,8 @@ ends when on all ranks the attends are done and the transfers that are due have 
 * MPI makes progress by itself.
 
 Where all ranks compute alike, ranks that do not wait for each other at the end of a step take as long; with
-contiguous causal shards the last rank is the busiest of each step, and theirs is the time too. `simulate`
-lets every rank go on by itself.
+contiguous causal shards the last rank is the busiest of each step, and theirs is the time too. `simulator`
+lets every rank go on by itself, and heeds what ranks of a node or of a group of nodes share.
 """
 
 from __future__ import annotations
@@ -23,48 +23,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import sqrt
 
-from ringmpi.layout import Layout
-from ringmpi.model.costs import attention_flops
 from ringmpi.model.machine import Curve, Machine
-from ringmpi.model.pairs import causal_pairs, runs_of
+from ringmpi.model.prices import Prices, Task, held_nbytes
 from ringmpi.schedule import METHODS, Pass, Shards, Step
-from ringmpi.schedule.steps import OF_KEYS, Attend, Direction, Part, Transfer, parts_held
-from ringmpi.tensors import Shape
+from ringmpi.schedule.steps import Attend, Direction, Transfer
 
 #: Up to this many ranks all schedules are walked, beyond it those of a few: P schedules have P^2 steps.
 WALK_ALL = 16
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be computed.
-
-    Attributes
-    ----------
-    shape : Shape
-    keys, queries : Layout
-    causal : bool
-    """
-
-    shape: Shape
-    keys: Layout
-    queries: Layout
-    causal: bool
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return self.keys.size
-
-    @property
-    def pairs(self) -> int:
-        """Allowed pairs of the whole sequence."""
-        keys, queries = self.keys.seq_len, self.queries.seq_len
-        if not self.causal:
-            return keys * queries
-        return causal_pairs([range(self.queries.first, self.queries.first + queries)], [range(keys)])
 
 
 @dataclass(frozen=True)
@@ -106,24 +72,18 @@ class _Rank:
 
 
 class _Walk:
-    """Prices steps; what a part is does not depend on the rank that asks, and is found once."""
+    """Prices the steps of a rank."""
 
-    def __init__(self, task: Task, machine: Machine, rates: Curve, direction: Pass) -> None:
-        self._task = task
+    def __init__(self, prices: Prices, machine: Machine) -> None:
+        self._prices = prices
         self._machine = machine
-        self._rates = rates
-        self._direction = direction
-        self._shards = Shards(task.keys, task.queries, 0)
-        self._known: dict[tuple[Part, Part], float] = {}
-        self._nbytes: dict[Part, int] = {}
-        self._runs: dict[Part, tuple[range, ...]] = {}
 
     def compute(self, attends: Iterable[Attend]) -> float:
-        return sum(self._attend(attend) for attend in attends)
+        return sum(map(self._prices.seconds, attends))
 
     def transfers(self, rank: int, posted: Iterable[Transfer]) -> dict[int, float]:
         """Return how long the transfers of a step take, by the number of steps that they have."""
-        ways = [(self._machine.kind(rank, t.peer), t, self.nbytes(t.part)) for t in posted]
+        ways = [(self._machine.kind(rank, t.peer), t, self._prices.nbytes(t.part)) for t in posted]
         pair: dict[tuple[Direction, int], float] = defaultdict(float)
         total: dict[tuple[Direction, str], float] = defaultdict(float)
         for kind, transfer, nbytes in ways:
@@ -139,41 +99,7 @@ class _Walk:
         return longest
 
     def sent(self, posted: Iterable[Transfer]) -> int:
-        return sum(self.nbytes(t.part) for t in posted if t.direction is Direction.SEND)
-
-    def held(self, steps: Iterable[Step]) -> int:
-        """Return the bytes of all slots, each as large as the largest part in it."""
-        slots: dict[int, int] = {}
-        for held in parts_held(steps):
-            slots[held.slot] = max(slots.get(held.slot, 0), self.nbytes(held.part))
-        return sum(slots.values())
-
-    def nbytes(self, part: Part) -> int:
-        if part not in self._nbytes:
-            self._nbytes[part] = self._task.shape.nbytes(part, self._shards)
-        return self._nbytes[part]
-
-    def _attend(self, attend: Attend) -> float:
-        queries, keys = attend.queries.part, attend.keys.part
-        if (queries, keys) not in self._known:
-            self._known[queries, keys] = self._seconds(queries, keys)
-        return self._known[queries, keys]
-
-    def _seconds(self, queries: Part, keys: Part) -> float:
-        asking, asked = self._positions(queries), self._positions(keys)
-        rows, columns = sum(map(len, asking)), sum(map(len, asked))
-        if not (rows and columns):
-            return 0.0
-        pairs = causal_pairs(asking, asked) if self._task.causal else rows * columns
-        heads = len(self._task.shape.heads(queries))
-        flops = attention_flops(self._task.shape, pairs, self._direction) * heads
-        return flops / self._task.shape.num_heads / self._rates.at(sqrt(rows * columns))
-
-    def _positions(self, part: Part) -> tuple[range, ...]:
-        if part not in self._runs:
-            layout = self._task.keys if part.payload in OF_KEYS else self._task.queries
-            self._runs[part] = runs_of(layout, part.owner, self._shards.tokens(part))
-        return self._runs[part]
+        return sum(self._prices.nbytes(t.part) for t in posted if t.direction is Direction.SEND)
 
 
 def predict(
@@ -196,7 +122,8 @@ def predict(
         FLOP/s of a rank in this pass, by tokens of a block.
     direction : Pass
     """
-    walk = _Walk(task, machine, rates, direction)
+    prices = Prices(task, rates, direction)
+    walk = _Walk(prices, machine)
     ranks = []
     for number in watched(task.size):
         shards = Shards(task.keys, task.queries, number, inner)
@@ -218,7 +145,7 @@ def predict(
         seconds=now,
         compute=max(rank.compute for rank in ranks),
         sent_nbytes=max(rank.sent_nbytes for rank in ranks),
-        held_nbytes=max(walk.held(rank.steps) for rank in ranks),
+        held_nbytes=max(held_nbytes(rank.steps, prices) for rank in ranks),
     )
 
 

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import csv
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ringmpi.errors import ConfigError
-from ringmpi.metrics import by_rank, makespans
-from ringmpi.report.text import make_console, megabytes, milliseconds, plain_table
-from ringmpi.schedule import GROUP_OPTIONS, Pass
+from ringmpi.report.cases import COUNTS, ERRORS, MARKS, TIMES, Row, cases_of
+from ringmpi.report.text import make_console, plain_table
 from ringmpi.store import ResultFile
-from ringmpi.verify import Verdict
-
-#: Tensors that a pass gives, on all of which the verdict is; of those but lse the worst error is told.
-GIVES = {Pass.FORWARD: ("out", "lse"), Pass.BACKWARD: ("dq", "dk", "dv")}
-
-#: Options in which results of one case may differ: what is compared, and what changes no result.
-FREE = ("method", "output", "ranks", "verify", "timeout", *GROUP_OPTIONS.values())
 
 #: What a row begins with; the options in which the results differ follow.
 NAMES = ("method", "ranks", "pass")
-
-#: What is told of a pass, in milliseconds, MB of 1e6 bytes, and numbers.
-TIMES = ("time ms", "min ms", "max ms", "stall ms", "compute ms")
-COUNTS = ("sent MB", "messages", "hops", "held MB")
-ERRORS = ("tensor", "max error", "single pass", "mean error", "single mean", "verdict")
-MARKS = ("fastest", "oversubscribed")
 
 #: Columns that only the CSV file has.
 UNSHOWN = ("min ms", "max ms", "compute ms", "tensor", "mean error", "single mean", "oversubscribed")
 
 #: Characters that the table needs where there is no terminal.
 TABLE_WIDTH = 200
-
-Row = dict[str, str]
 
 
 def compare(results: Sequence[ResultFile], path: str | None) -> None:
@@ -59,106 +39,26 @@ def compare(results: Sequence[ResultFile], path: str | None) -> None:
         If the table cannot be written.
     """
     console = make_console(TABLE_WIDTH)
-    differing = _differing(results)
-    rows = []
-    for result in results:
-        record = result.experiment.record()
-        varied = {name: _text(record[name]) for name in differing}
-        rows += [_row(result, direction) | varied for direction in result.directions]
-    cases = defaultdict(list)
-    for row in rows:
-        cases[tuple(row[name] for name in ("ranks", "pass", *differing))].append(row)
-    for case in cases.values():
-        _mark_fastest(case)
-
-    columns = [*NAMES, *differing, *TIMES, *COUNTS, *ERRORS, *MARKS]
+    cases = cases_of(results)
+    rows = cases.rows
+    columns = [*NAMES, *cases.differing, *TIMES, *COUNTS, *ERRORS, *MARKS]
     shown = [name for name in columns if name not in UNSHOWN]
     console.print(plain_table("methods side by side", shown, [_told(row, shown) for row in rows]))
     if any(row["oversubscribed"] for row in rows):
         console.print("* more ranks or threads than cores: the time shows correctness, not speed")
-    for case in cases.values():
+    for case in cases.by_case():
         fastest = next((row for row in case if row["fastest"]), None)
         if fastest is not None and len(case) > 1:
-            words = [f"{name} {fastest[name]}" for name in ("ranks", *differing)]
-            console.print(f"# fastest {fastest['pass']} ({', '.join(words)}): {fastest['method']}")
+            words = cases.words(fastest)
+            console.print(f"# fastest {fastest['pass']} ({words}): {fastest['method']}")
     if path is not None:
         _write(rows, columns, Path(path))
         console.print(f"# table: {path}", soft_wrap=True)
 
 
-def _row(result: ResultFile, direction: Pass) -> Row:
-    """Return what one pass of a file says."""
-    machine, method = result.facts("machine"), result.experiment.method
-    grouped = f"{method}:{machine['inner_ranks']}" if method in GROUP_OPTIONS else method
-    row = dict.fromkeys((*TIMES, *COUNTS, *MARKS), "-") | {
-        "method": grouped,
-        "ranks": str(result.size),
-        "pass": direction.value,
-        "fastest": "",
-        "oversubscribed": "yes" if machine.get("oversubscribed") else "",
-    }
-    held = f"ranks/held_{direction.value}_nbytes"
-    if result.has(held):
-        row["held MB"] = megabytes(result.column(held).max())
-    timings = result.timings(direction)
-    summaries = by_rank(timings)
-    if summaries:
-        spans = makespans(timings)
-        row |= {
-            "time ms": milliseconds(float(np.median(spans))),
-            "min ms": milliseconds(spans.min()),
-            "max ms": milliseconds(spans.max()),
-            "stall ms": milliseconds(max(rank.stall for rank in summaries)),
-            "compute ms": milliseconds(max(rank.compute for rank in summaries)),
-            "sent MB": megabytes(max(rank.counts["bytes_sent"] for rank in summaries)),
-            "messages": str(max(rank.counts["messages"] for rank in summaries)),
-        }
-        hops = [rank.counts["hops"] for rank in summaries if "hops" in rank.counts]
-        row["hops"] = str(max(hops, default="-"))  # A file of an older ringmpi knows of none.
-    return row | _errors(result, direction)
-
-
 def _told(row: Row, columns: Sequence[str]) -> list[str]:
     starred = row | {"time ms": row["time ms"] + ("*" if row["oversubscribed"] else "")}
     return [starred[name] for name in columns]
-
-
-def _errors(result: ResultFile, direction: Pass) -> Row:
-    """Return the errors of a pass: of its tensor with the worst one, and the verdict on all."""
-    row = dict.fromkeys(ERRORS, "-")
-    found = [verdict for verdict in result.verdicts() if verdict.tensor in GIVES[direction]]
-    if not found:
-        return row | {"verdict": "not verified"}
-    worst = max((verdict for verdict in found if verdict.tensor != "lse"), key=_badness)
-    return row | {
-        "tensor": worst.tensor,
-        "max error": f"{worst.max_abs:.2e}",
-        "single pass": f"{worst.single_max:.2e}",
-        "mean error": f"{worst.mean_abs:.2e}",
-        "single mean": f"{worst.single_mean:.2e}",
-        "verdict": "OK" if all(verdict.passed for verdict in found) else "FAILED",
-    }
-
-
-def _badness(verdict: Verdict) -> float:
-    """Return how the error of a tensor compares with that of a single pass; NaN is worst."""
-    ratio = verdict.max_abs / (verdict.single_max or 1.0)
-    return ratio if ratio == ratio else np.inf
-
-
-def _differing(results: Sequence[ResultFile]) -> list[str]:
-    """Return the options, apart from the method's own, in which the results differ."""
-    records = [result.experiment.record() for result in results]
-    return [
-        name for name in records[0] if name not in FREE and len({_text(r[name]) for r in records}) > 1
-    ]
-
-
-def _mark_fastest(case: Sequence[Row]) -> None:
-    """Mark the row of the shortest time; a wrong result has none."""
-    timed = [row for row in case if row["time ms"] != "-" and row["verdict"] != "FAILED"]
-    if timed:
-        min(timed, key=lambda row: float(row["time ms"]))["fastest"] = "<"
 
 
 def _write(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:
@@ -172,7 +72,3 @@ def _write(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:
         raise ConfigError(
             f"csv={path}: cannot be written: {error.strerror}; use another name"
         ) from error
-
-
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

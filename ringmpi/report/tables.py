@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,23 @@ import numpy as np
 from rich.console import Console
 
 from ringmpi.encoding import numpy_dtype
-from ringmpi.metrics import by_rank, makespans, rates
+from ringmpi.metrics import RankSummary, by_rank, makespans, rates
 from ringmpi.model.travel import Prompt
+from ringmpi.report.culprits import blame_table
 from ringmpi.report.text import megabytes, milliseconds, percent, plain_table, rate
 from ringmpi.schedule import GROUP_OPTIONS, Pass
 from ringmpi.store import ResultFile
 from ringmpi.verify import Verdict
+
+#: What the column `polling` holds, by policy; a run that waits has none.
+COST_OF = {
+    "poll": "calls into MPI delay the compute by",
+    "thread": "the helper thread takes, beside the compute,",
+}
+
+
+#: Ranks that a table has a row for; of more, some are shown.
+MOST_ROWS = 64
 
 
 def described(facts: Mapping[str, Any], reason: str = "") -> str:
@@ -31,8 +43,12 @@ def described(facts: Mapping[str, Any], reason: str = "") -> str:
     'native (AVX2), 2 thread(s) a rank'
     >>> described({"device": "numpy", "instruction_set": ""}, "there is no compiler")
     'numpy, since there is no compiler'
+    >>> described({"device": "paced", "instruction_set": "", "paced_flops": 50e12})
+    'paced at 50 TFLOP/s a rank, computes nothing'
     """
     words = str(facts["device"])
+    if facts.get("paced_flops"):
+        words += f" at {facts['paced_flops'] / 1e12:g} TFLOP/s a rank, computes nothing"
     if facts["instruction_set"]:
         unit = " with matrix unit" if facts["matrix_unit"] == "on" else ""
         words += f" ({facts['instruction_set']}{unit}), {facts['threads']} thread(s) a rank"
@@ -41,10 +57,12 @@ def described(facts: Mapping[str, Any], reason: str = "") -> str:
 
 def _devices(result: ResultFile) -> str:
     """Return what computed, each kind once; files of an older ringmpi tell only its name."""
-    columns = {"device": result.texts("ranks/device")}
+    columns: dict[str, list[Any]] = {"device": result.texts("ranks/device")}
     if not result.has("ranks/instruction_set"):
         return ", ".join(sorted(set(columns["device"])))
     columns |= {name: result.texts(f"ranks/{name}") for name in ("instruction_set", "matrix_unit")}
+    if result.has("ranks/paced_flops"):
+        columns["paced_flops"] = result.column("ranks/paced_flops").tolist()
     threads = result.column("ranks/threads").tolist()
     ranks = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     told = {described(rank | {"threads": n}) for rank, n in zip(ranks, threads, strict=True)}
@@ -59,8 +77,11 @@ def describe(result: ResultFile, console: Console) -> None:
     console.print(f"# {result.path}", soft_wrap=True)
     console.print(f"# command  {result.command}", soft_wrap=True)
     console.print(f"# ranks    {result.size} on {len(hosts)} host(s): {', '.join(hosts[:8])}")
-    console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
-    console.print(f"# device   {_devices(result)}")
+    if result.kind == "simulated":
+        _describe_simulated(result, machine, console)
+    else:
+        console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
+        console.print(f"# device   {_devices(result)}")
     if machine.get("oversubscribed"):
         console.print(
             "# note     more ranks or threads than cores: results are right, times mean little"
@@ -68,10 +89,42 @@ def describe(result: ResultFile, console: Console) -> None:
     experiment = result.experiment
     if experiment.method in GROUP_OPTIONS:
         console.print(f"# groups   {experiment.method}: {machine.get('inner_ranks')} ranks each")
-    if experiment.link is not None:
-        console.print(f"# link     {experiment.link} is emulated: times are those of another machine")
+    link = experiment.link or experiment.link_map
+    if link is not None and result.kind == "measured":
+        console.print(f"# link     {link} is emulated: times are those of another machine")
+    if not experiment.computes:
+        console.print("# note     compute is paced: nothing was computed, so nothing could be verified")
+    if experiment.slow is not None and result.kind == "measured":
+        console.print(f"# note     ranks made slower: {experiment.slow}")
     if result.interrupted is not None:
         console.print(f"# note     ended early by signal {result.interrupted}")
+
+
+def _describe_simulated(result: ResultFile, machine: Mapping[str, Any], console: Console) -> None:
+    """Print which machine was simulated, and how."""
+    experiment = result.experiment
+    links = f", links {experiment.link}" if experiment.link is not None else ""
+    console.print(
+        f"# machine  simulated: {machine['processor']}, {machine['ranks_per_node']} rank(s) a node{links}; "
+        f"progress {experiment.progress}"
+    )
+    disturbed = {"noise": machine["noise"]} if machine["noise"] else {}
+    disturbed |= json.loads(machine["disturbed"])
+    if disturbed:
+        told = ", ".join(f"{name} {value}" for name, value in disturbed.items())
+        console.print(f"# uneven   {told}; seed {experiment.seed}")
+
+
+def _shown(summaries: Sequence[RankSummary], watched: Sequence[int]) -> list[RankSummary]:
+    """Return the ranks that a table has room for: all, or those watched, and the extremes."""
+    if len(summaries) <= MOST_ROWS:
+        return list(summaries)
+    extremes = [
+        max(summaries, key=lambda rank: rank.stall),
+        max(summaries, key=lambda rank: rank.compute),
+    ]
+    spread = watched if len(watched) < len(summaries) else range(0, len(summaries), len(summaries) // 8)
+    return [summaries[rank] for rank in sorted({*spread, *(rank.rank for rank in extremes)})]
 
 
 def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
@@ -82,6 +135,7 @@ def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
         console.print(f"no repeat of the {direction.value} pass was timed")
         return
     repeats = len(timings.records)
+    shown = _shown(summaries, result.watched(direction)[0])
     rows = [
         (
             str(rank.rank),
@@ -92,10 +146,10 @@ def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
             percent(rank.overlap),
             rate(rank.counts["flops"], rank.compute),
             megabytes(rank.counts["bytes_sent"]),
-            str(rank.counts["tiles"]),
-            str(rank.counts["tiles_skipped"]),
+            str(rank.counts.get("tiles", "-")),
+            str(rank.counts.get("tiles_skipped", "-")),
         )
-        for rank in summaries
+        for rank in shown
     ]
     columns = (
         "rank",
@@ -116,12 +170,30 @@ def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
             rows,
         )
     )
+    if len(shown) < len(summaries):
+        console.print(
+            f"# {len(shown)} of {result.size} ranks, those with most stall and compute among them"
+        )
     spans = makespans(timings)
     flops = sum(rank.counts["flops"] for rank in summaries)
     console.print(
         f"whole: {milliseconds(float(np.median(spans)))} ms "
         f"({milliseconds(spans.min())} to {milliseconds(spans.max())}), "
         f"{rate(flops, float(np.median(spans)))} GFLOP/s on {result.size} rank(s)"
+    )
+
+
+def cost_of_progress(result: ResultFile, direction: Pass, console: Console) -> None:
+    """Print what progress took of the compute, or beside it."""
+    policy, summaries = result.experiment.progress, by_rank(result.timings(direction))
+    taken = [rank.polling for rank in summaries if np.isfinite(rank.polling) and rank.compute > 0]
+    if policy not in COST_OF or not taken:
+        return
+    compute = [rank.compute for rank in summaries if rank.compute > 0]
+    parts = [polling / seconds for polling, seconds in zip(taken, compute, strict=True)]
+    console.print(
+        f"progress {policy}: {COST_OF[policy]} {milliseconds(float(np.mean(taken)))} ms a rank, "
+        f"{np.mean(parts):.1%} of the compute, at most {max(parts):.1%}"
     )
 
 
@@ -197,5 +269,7 @@ def report(result: ResultFile, console: Console) -> None:
     describe(result, console)
     for direction in result.directions:
         rank_table(result, direction, console)
+        cost_of_progress(result, direction, console)
+        blame_table(result, direction, console)
     who_travels(result, console)
     verdict_table(result.verdicts(), str(result.facts("verification").get("how", "none")), console)

@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from running import Ended, Here, Queue, Scenario
 
+pytestmark = pytest.mark.any_mpi
+
 Array = NDArray[np.float64]
 
 RUN = "run --seq-len 48 --heads 2 --head-dim 4 --causal --output r.h5"

@@ -19,6 +19,8 @@ def test_doctor_tells_library_launcher_hdf5_and_compiler(launch: Callable[..., E
     lines = lines_of(launch(0, "doctor"))
     assert ("Open MPI" if under_open_mpi() else "MPICH") in lines["mpi"]
     assert launcher().path in lines["launcher"]
+    assert lines["gpu-aware"].split(maxsplit=1)[1].startswith("no: ")
+    assert lines["thread"].split() == ["thread", "level", "multiple:", "for", "--progress", "thread"]
     assert "h5py" in lines["hdf5"]
     assert "parallel: no" in lines["hdf5"]
     assert os.environ.get("CXX", "c++") in lines

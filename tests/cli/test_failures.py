@@ -39,7 +39,7 @@ def failing(ranks: int, fault: str, options: str = "", *, as_module: bool = Fals
 #: The failing rank, how many there are, the fault, whether ``python -m ringmpi`` runs, and options.
 RAISING: dict[str, tuple[Any, ...]] = {
     "first rank, making shards": (0, 3, "shards:call=1", False),
-    "middle rank, attending in the middle": (1, 3, "attend:call=1", False),
+    "middle rank, attending beside a thread": (1, 3, "attend:call=1", False, "--progress thread"),
     "last rank, attending, python -m": (2, 3, "attend:call=4", True),
     "first rank, starting transfers, python -m": (0, 3, "start:call=1", True),
     "last rank, starting transfers": (3, 4, "start:call=6", False),

@@ -107,12 +107,19 @@ def test_verify_report_and_plot_take_the_file(
     verified = launch(0, "verify", path)
     assert verified.returncode == 0, verified.told()
     assert verified.stdout.rstrip().endswith("# verdict: OK")
-    picture = tmp_path / "picture.png"
-    reported = launch(0, "report", path, "--plot", picture)
+    picture, page, trace = (tmp_path / name for name in ("picture.png", "page.html", "trace.json"))
+    reported = launch(0, "report", path, "--plot", picture, "--html", page, "--perfetto", trace)
     assert reported.returncode == 0, reported.told()
     assert "# verdict: OK" in reported.stdout
     assert f"# timeline: {picture}" in reported.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    size = int(ended.args[ended.args.index("-n") + 1])
+    slices = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["tid"] for event in slices} == set(range(size))
+    embedded = re.search(r'<script type="application/json" id="data">(.*)</script>', page.read_text())
+    assert embedded is not None
+    (shown,) = json.loads(embedded[1])["files"][0]["passes"]
+    assert [view["ranks"] for view in shown["views"]] == [list(range(size))] * 2
 
 
 VARIANTS = {

@@ -15,6 +15,8 @@ from running import Ended, Here
 from ringmpi.cli import main
 from ringmpi.model.machine import built_in, machine_text
 
+pytestmark = pytest.mark.any_mpi
+
 PLAN = "plan --machine h100 --model llama-3-8b --causal --layout zigzag --ranks 32 --backward"
 
 

@@ -94,6 +94,29 @@ REFUSED = {
     "link without latency": (f"{RUN} --link 1Gbit/s", ["link='1Gbit/s'", "RATE,LATENCY"]),
     "link in bytes": (f"{RUN} --link 1GB/s,1ms", ["link='1GB/s,1ms'", "100Mbit/s,1ms"]),
     "link that moves nothing": (f"{RUN} --link 0bit/s,1ms", ["link='0bit/s,1ms'", "above 0"]),
+    "map of links in bytes": (
+        f"{RUN} --link-map 2:1GB/s,1ms:1Gbit/s,1ms",
+        ["link_map='2:1GB/s,1ms:1Gbit/s,1ms'", "100Mbit/s,1ms"],
+    ),
+    "link and map": (
+        f"{RUN} --link 1Gbit/s,1ms --link-map 2:1Gbit/s,1ms:1Gbit/s,1ms",
+        ["link=1Gbit/s,1ms", "link_map=2:", "give one"],
+    ),
+    "map with a rank that there is not": (
+        f"{RUN} --link-map 2:1Gbit/s,1ms:1Gbit/s,1ms:0-2=1Gbit/s,1ms",
+        ["0-2 is no way", "2 ranks, 0 to 1"],
+    ),
+    "paced without a pace": (f"{RUN} --device paced", ["device=paced", "--flops 50e12"]),
+    "a pace without pacing": (f"{RUN} --flops 50e12", ["flops=50000000000000.0", "--device paced"]),
+    "a verdict on nothing": (
+        f"{RUN} --device paced --flops 50e12 --verify full",
+        ["verify=full", "device=paced", "none"],
+    ),
+    "slow rank that there is not": (
+        f"{RUN} --device paced --flops 50e12 --slow 2:1.5",
+        ["slow=2:1.5", "rank 2", "2, 0 to 1"],
+    ),
+    "slow rank that computes": (f"{RUN} --slow 1:1.5", ["slow=1:1.5", "--device paced"]),
     "unknown device": (f"{RUN} --device gpu", ["device='gpu'", "numpy"]),
     "threads of NumPy": (f"{RUN} --device numpy --threads 2", ["threads=2", "--device native"]),
     "no thread": (f"{RUN} --threads 0", ["threads=0", "from 1"]),
@@ -157,6 +180,17 @@ def assert_refused(ended: Ended, words: list[str]) -> None:
 )
 def test_job_is_refused_with_one_line(ended: Ended, words: list[str]) -> None:
     assert_refused(ended, words)
+
+
+@pytest.mark.parametrize("fault", ["funneled:rank=all", "funneled:rank=1"], ids=["all", "one rank"])
+def test_thread_is_refused_where_mpi_lets_one_thread_call_it(
+    fault: str, launch: Callable[..., Ended]
+) -> None:
+    """MPI is initialised for less than the library could give, on one rank or on all."""
+    ended = launch(3, *RUN.split(), "--progress", "thread", fault=fault)
+    words = ["progress=thread: needs MPI_THREAD_MULTIPLE", "thread level 'funneled'", "progress=poll"]
+    assert_refused(ended, words)
+    assert ended.stdout == "", ended.told()  # Before anything ran.
 
 
 @pytest.mark.parametrize("ranks", [0, 3])

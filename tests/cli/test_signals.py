@@ -62,13 +62,13 @@ COMPUTING = {
     "SIGTERM to a middle rank that computes, poll": (TERM, "1", "--progress poll"),
     "SIGUSR1 to rank 0 that computes, wait": (USR1, "0", "--progress wait"),
     "SIGTERM to all ranks that compute, wait": (TERM, "all", "--progress wait"),
-    "SIGUSR1 to all ranks that compute, poll": (USR1, "all", "--progress poll"),
+    "SIGUSR1 to all ranks that compute, thread": (USR1, "all", "--progress thread"),
     "SIGUSR1 to mpiexec": (USR1, "mpiexec", "--progress poll"),
 }
 WAITING = {
     "SIGTERM to a rank that waits for a slow one, poll": (TERM, "2", "--progress poll"),
     "SIGUSR1 to the slow rank, wait": (USR1, "1", "--progress wait"),
-    "SIGTERM to all while one is slow, poll": (TERM, "all", "--progress poll"),
+    "SIGTERM to all while one is slow, thread": (TERM, "all", "--progress thread"),
 }
 if not under_open_mpi():
     # Open MPI's mpiexec kills its ranks a quarter of a second after it was told to end.

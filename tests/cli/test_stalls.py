@@ -19,7 +19,7 @@ RUN = f"run --seq-len 48 --heads 2 --head-dim 4 --timeout {TIMEOUT:g} --output r
 STALLED = {
     "stopped in the first pass": ("stop:rank=1:place=attend:call=1", 1, "wait", "kv"),
     "stopped in a later pass, first rank": ("stop:rank=0:place=attend:call=5", 0, "poll", "kv"),
-    "asleep while it computes": ("sleep:seconds=90:rank=2:place=attend:call=4", 2, "poll", "kv"),
+    "asleep while it computes": ("sleep:seconds=90:rank=2:place=attend:call=4", 2, "thread", "kv"),
     # After the four steps of the forward pass, in the third step back.
     "stopped on the way back": ("stop:rank=1:place=attend:call=6", 1, "poll --backward", "dkv"),
 }

@@ -17,11 +17,15 @@ from ringmpi.config import experiment_from
 from ringmpi.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted([*ROOT.glob("jobs/*.sh"), ROOT / "tests/run.sh", ROOT / ".ci/run"])
+SCRIPTS = sorted([*ROOT.glob("jobs/**/*.sh"), ROOT / "tests/run.sh", ROOT / ".ci/run"])
 RUNNABLE = [script for script in SCRIPTS if script.name != "environment.sh"]
 JOBS = [script for script in RUNNABLE if script.parent.name == "jobs"]
-#: jobs/bench_cpu.sh gives no command to ringmpi; test_bench_cpu.py runs it.
-COMMANDING = [script for script in JOBS if script.name != "bench_cpu.sh"]
+#: These give no command to ringmpi. Tests of their own run them, or what they run.
+COMMANDING = [
+    script
+    for script in JOBS
+    if script.name not in ("bench_cpu.sh", "kernels.sh", "lab.sh", "netlab.sh")
+]
 
 
 def named(script: Path) -> str:

@@ -25,7 +25,8 @@ from sharded import (
 )
 
 from ringmpi import RingAttention
-from ringmpi.comm.link import parse_link
+from ringmpi.comm.link import Network, network_of, parse_link
+from ringmpi.errors import ConfigError
 from ringmpi.schedule import Pass
 from ringmpi.schedule.steps import Direction
 
@@ -36,6 +37,11 @@ SLACK = 1e-6
 
 LINK = "100Mbit/s,2ms"
 LATENCY, BANDWIDTH = 2e-3, 12.5e6
+
+#: Nodes of two ranks, each rank with a network card; and a way that is worse than all others.
+LINK_MAP = "2:400Mbit/s,200us:100Mbit/s,2ms,shared"
+if MPI.COMM_WORLD.size > 1:
+    LINK_MAP += ":0-1=50Mbit/s,3ms"
 
 PROBLEM = Problem(48, 0, "zigzag", "causal", heads=8, kv_heads=8, head_dim=16, dtype="float32")
 
@@ -61,7 +67,7 @@ def sent_in(attention: RingAttention, comm: MPI.Comm, direction: Pass) -> list[l
 
 
 def earliest_arrivals(
-    comm: MPI.Comm, attention: RingAttention, direction: Pass, shared: bool
+    comm: MPI.Comm, attention: RingAttention, direction: Pass, network: Network
 ) -> dict[int, float]:
     """Return for each step when the last part for this rank can be here: links carry one part at a time."""
     records = attention.trace.records
@@ -73,36 +79,40 @@ def earliest_arrivals(
     ]
     errors = clock_errors(attention, comm)
     for sender, (steps, lasting) in enumerate(comm.allgather((mine, due))):
-        free: dict[int, float] = {}
+        free: dict[Any, float] = {}
         for number, (started, sends) in enumerate(steps):
             for (peer, nbytes), length in zip(sends, lasting[number], strict=True):
-                link = 0 if shared else peer
-                free[link] = max(free.get(link, -np.inf), started) + nbytes / BANDWIDTH
+                link, way = network.link(sender, peer), network.way(sender, peer)
+                free[way] = max(free.get(way, -np.inf), started) + nbytes / link.bandwidth
                 if peer == comm.rank:
                     last = number + length - 1
-                    arrival = free[link] + LATENCY - errors[sender]
+                    arrival = free[way] + link.latency - errors[sender]
                     earliest[last] = max(earliest.get(last, -np.inf), arrival)
     return earliest
 
 
 @pytest.mark.parametrize(
-    ("way", "shared"),
-    [(way, False) for way in SOME_WAYS] + [(way, True) for way in OTHER_WAYS],
-    ids=lambda value: ("link-a-pair", "link-a-rank")[value] if isinstance(value, bool) else str(value),
+    ("way", "links"),
+    [(way, {"link": LINK}) for way in SOME_WAYS]
+    + [(way, {"link": f"{LINK},shared"}) for way in OTHER_WAYS]
+    + [(way, {"link_map": LINK_MAP}) for way in OTHER_WAYS],
+    ids=lambda value: str(value) if isinstance(value, Way) else "-".join(value.values()),
 )
 def test_nothing_is_received_before_the_link_could_deliver_it(
-    comm: MPI.Comm, collective_assert: Check, way: Way, shared: bool
+    comm: MPI.Comm, collective_assert: Check, way: Way, links: dict[str, str]
 ) -> None:
     """Parts on one link follow each other; with a shared one, so do those to different peers."""
     early: list[str] = []
-    with make(comm, way, PROBLEM, link=LINK + ",shared" * shared) as attention:
+    network = network_of(links.get("link"), links.get("link_map"))
+    assert network is not None
+    with make(comm, way, PROBLEM, **links) as attention:
         mine = PROBLEM.shards(comm, random_tensors(PROBLEM))
         out, lse = attention.forward(mine["q"], mine["k"], mine["v"])
         for direction in Pass:
             if direction is Pass.BACKWARD:
                 gradients_of(attention, mine, out, lse)
             received = attention.trace.records["received"]
-            earliest = earliest_arrivals(comm, attention, direction, shared)
+            earliest = earliest_arrivals(comm, attention, direction, network)
             early += [
                 f"{direction.value}, step {step}: {received[step] - moment}"
                 for step, moment in earliest.items()
@@ -113,26 +123,45 @@ def test_nothing_is_received_before_the_link_could_deliver_it(
     collective_assert(not early, early)
 
 
+def longest_ways(
+    comm: MPI.Comm, attention: RingAttention, direction: Pass, network: Network
+) -> list[float]:
+    """Return for each step what the parts take that come in it, after those before them on their link."""
+    longest = [0.0] * len(attention.schedules[direction])
+    for sender, steps in enumerate(comm.allgather(sent_in(attention, comm, direction))):
+        for number, sends in enumerate(steps):
+            carried: dict[Any, float] = {}
+            for peer, nbytes in sends:
+                link, way = network.link(sender, peer), network.way(sender, peer)
+                carried[way] = carried.get(way, 0.0) + nbytes / link.bandwidth
+                if peer == comm.rank:
+                    longest[number] = max(longest[number], carried[way] + link.latency)
+    return longest
+
+
+@pytest.mark.parametrize(
+    "links", [{"link": LINK}, {"link": f"{LINK},shared"}, {"link_map": LINK_MAP}], ids=str
+)
 @pytest.mark.parametrize("way", [Way("ring"), Way("ulysses"), Way("allgather")], ids=str)
-def test_without_polling_the_way_begins_with_the_wait(
-    comm: MPI.Comm, collective_assert: Check, way: Way
+def test_without_polling_the_ways_begin_with_the_wait(
+    comm: MPI.Comm, collective_assert: Check, way: Way, links: dict[str, str]
 ) -> None:
-    """Nobody calls MPI while computing, so nothing moves meanwhile."""
+    """Nobody calls MPI while computing, so nothing moves meanwhile; then parts follow each other.
+
+    In the backward pass of a ring a block and its gradients take the same link.
+    """
     short: list[str] = []
-    with make(comm, way, PROBLEM, link=LINK, progress="wait") as attention:
+    network = network_of(links.get("link"), links.get("link_map"))
+    assert network is not None
+    with make(comm, way, PROBLEM, progress="wait", **links) as attention:
         mine = PROBLEM.shards(comm, random_tensors(PROBLEM))
         both_passes(attention, mine)
-        records, engine = attention.trace.records, attention._engine
-        assert engine is not None
-        for number, step in enumerate(attention.schedules[Pass.BACKWARD]):
-            coming = [
-                engine.shape.nbytes(transfer.part, attention._shards)
-                for transfer in step.transfers
-                if transfer.direction is Direction.RECEIVE
-            ]
+        records = attention.trace.records
+        ways = longest_ways(comm, attention, Pass.BACKWARD, network)
+        for number, least in enumerate(ways):
             waited = records["received"][number] - records["compute_done"][number]
-            if coming and not waited >= LATENCY + max(coming) / BANDWIDTH - SLACK:
-                short.append(f"step {number}: {waited}")
+            if least and not waited >= least - SLACK:
+                short.append(f"step {number}: {waited} of {least}")
     collective_assert(not short, short)
 
 
@@ -186,6 +215,36 @@ def test_transfers_alone_take_the_link_too(comm: MPI.Comm, collective_assert: Ch
 
 
 def test_bandwidth_is_in_bits(collective_assert: Check) -> None:
-    """The numbers that the tests above count with."""
+    """The numbers that tests here count with."""
     link = parse_link(LINK)
     collective_assert((link.latency, link.bandwidth, link.shared) == (LATENCY, BANDWIDTH, False))
+
+
+@pytest.mark.ranks(least=2, most=2)
+def test_a_link_of_a_rank_that_there_is_not_is_refused_everywhere(
+    comm: MPI.Comm, collective_assert: Check
+) -> None:
+    told = ""
+    try:
+        make(comm, Way("ring"), PROBLEM, link_map=f"{LINK_MAP}:1-2=1Gbit/s,1ms")
+    except ConfigError as error:
+        told = str(error)
+    collective_assert("1-2 is no way between two of the 2 ranks" in told, told)
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3])
+def test_nodes_of_a_map_are_the_groups_of_methods(
+    comm: MPI.Comm, collective_assert: Check, per_node: int
+) -> None:
+    """All ranks are on one host, and would be one group."""
+    links = f"{per_node}:1Gbit/s,1us:1Gbit/s,1us"
+    told, inner = "", 0
+    try:
+        with make(comm, Way("double-ring"), PROBLEM, link_map=links) as attention:
+            inner = attention.inner
+    except ConfigError as error:
+        told = str(error)
+    even = comm.size % per_node == 0 or comm.size < per_node
+    collective_assert(
+        inner == min(per_node, comm.size) if even else "nodes have" in told, f"{inner} {told}"
+    )

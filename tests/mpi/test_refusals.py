@@ -111,7 +111,7 @@ def test_what_does_not_fit_the_queries_is_refused(comm: MPI.Comm, collective_ass
         ({"layout": "zagzig"}, "zigzag"),
         ({"method": "rings"}, "did you mean 'ring'"),
         ({"device": "gpu"}, "numpy"),
-        ({"progress": "never"}, "poll, wait"),
+        ({"progress": "never"}, "poll, thread, wait"),
         ({"window": -1}, "must be 0"),
         ({"documents": [0, 5]}, "append 16"),
         ({"chunk_limit": 0}, "at least 1 byte"),

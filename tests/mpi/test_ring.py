@@ -194,7 +194,7 @@ def test_a_silent_rank_ends_the_wait_with_a_picture(
     silent = comm.size - 1
     watch = Watch(comm.Dup(), timeout=0.5)
     steps, slots = ring_of(comm, 1024 * comm.size, 2**20)
-    exchange = Exchange(comm, lambda part: 2**20, lambda n: np.zeros(n, np.uint8), watch)
+    exchange = Exchange(comm, lambda part: 2**20, lambda n: np.zeros(n, np.uint8), watch, comm.Dup())
     exchange.begin(slots)
     message = ""
     if comm.rank != silent:
@@ -210,6 +210,35 @@ def test_a_silent_rank_ends_the_wait_with_a_picture(
     waits = f"rank 0: step 0: waits for kv of {silent} from rank {silent}"
     collective_assert(comm.rank != 0 or waits in message, message)
     _drain(comm, exchange)
+
+
+class _Noting:
+    """A communicator that notes in which order its ranks post."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm, self.rank, self.posted = comm, comm.rank, ""
+
+    def Isend(self, *args: Any, **more: Any) -> MPI.Request:  # noqa: N802 - MPI's name
+        self.posted += "s"
+        return self._comm.Isend(*args, **more)
+
+    def Irecv(self, *args: Any, **more: Any) -> MPI.Request:  # noqa: N802 - MPI's name
+        self.posted += "r"
+        return self._comm.Irecv(*args, **more)
+
+
+@pytest.mark.ranks(least=2)
+def test_sends_are_posted_before_receives(comm: MPI.Comm, collective_assert: Check) -> None:
+    """Else two ranks that swap large parts over TCP do so one after the other, as jobs/netlab.sh shows."""
+    steps, slots = ring_of(comm, 4 * comm.size, 64)
+    noting, watch = _Noting(comm), Watch(comm.Dup(), timeout=20.0)
+    exchange = Exchange(noting, lambda part: 64, lambda n: np.zeros(n, np.uint8), watch, comm.Dup())  # type: ignore[arg-type]
+    exchange.begin(slots)
+    for step in steps:
+        exchange.start(step.transfers)
+        exchange.finish()
+    watch.close()
+    collective_assert(noting.posted == "sr" * (comm.size - 1), noting.posted)
 
 
 def ring_of(comm: MPI.Comm, seq_len: int, nbytes: int) -> tuple[list[Step], dict[int, int]]:
@@ -299,7 +328,7 @@ def test_a_block_above_2_gib_arrives_whole(comm: MPI.Comm, collective_assert: Ch
         pytest.skip(f"needs {1.2 * needed / 1e9:.0f} GB of memory")
     steps, slots = ring_of(comm, 2, nbytes)
     exchange = Exchange(
-        comm, lambda part: nbytes, lambda n: np.empty(n, np.uint8), Watch(comm.Dup(), 60)
+        comm, lambda part: nbytes, lambda n: np.empty(n, np.uint8), Watch(comm.Dup(), 60), comm.Dup()
     )
     exchange.begin(slots)
     pattern = np.arange(251, dtype=np.uint8)  # A prime length, so that no chunk looks like another.

@@ -13,7 +13,8 @@ from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.model.costs import hop_nbytes, least_queries
 from ringmpi.model.machine import INTER, INTRA, Compute, Connection, Curve, Machine, constant
 from ringmpi.model.memory import ARCHITECTURES, Setting
-from ringmpi.model.predict import Task, predict
+from ringmpi.model.predict import predict
+from ringmpi.model.prices import Task
 from ringmpi.model.transformer import plain
 from ringmpi.schedule import METHODS, Pass
 from ringmpi.softmax import DTYPES

@@ -13,7 +13,7 @@ import pytest
 
 from ringmpi.config import experiment_from
 from ringmpi.errors import BAD_PARAMETER, ConfigError
-from ringmpi.report.show import report_files
+from ringmpi.report.show import Asked, report_files
 from ringmpi.schedule import Pass
 from ringmpi.store import TIMINGS, ResultWriter
 from ringmpi.trace import MOMENTS, RECORD
@@ -112,7 +112,7 @@ class Told:
         self._path, self._capsys = tmp_path / "table.csv", capsys
 
     def __call__(self, *paths: str) -> tuple[Rows, list[str]]:
-        report_files(paths, None, side_by_side=True, csv=str(self._path))
+        report_files(paths, Asked(compare=True, csv=str(self._path)))
         with self._path.open(newline="") as file:
             return list(csv.DictReader(file)), self._capsys.readouterr().out.splitlines()
 
@@ -316,7 +316,7 @@ def test_a_file_of_an_older_ringmpi_lacks_what_that_did_not_record(tmp_path: Pat
     assert [(row["hops"], row["held MB"]) for row in rows] == [("-", "-"), ("8", "2.500")]
     assert [row["messages"] for row in rows] == ["12", "12"]
     assert marked(rows) == [("ring", "forward")]
-    report_files([older], None)
+    report_files([older], Asked())
 
 
 def test_a_tensor_that_is_nan_is_the_worst(tmp_path: Path, told: Told) -> None:
@@ -354,7 +354,7 @@ def test_a_table_that_cannot_be_written_is_refused(tmp_path: Path, place: str) -
     target = tmp_path if place == "folder" else tmp_path / "a.h5" / "table.csv"
 
     with pytest.raises(ConfigError) as refusal:
-        report_files([path], None, csv=str(target))
+        report_files([path], Asked(csv=str(target)))
 
     assert f"csv={target}: cannot be written: " in str(refusal.value)
     assert "use another name" in str(refusal.value)
@@ -369,7 +369,7 @@ def test_the_rule_of_who_should_travel_is_told_where_only_some_positions_attend(
         tmp_path / "a.h5", [0.25], seq_len=80, query_len=8, heads=8, kv_heads=2, method="ring"
     )
 
-    report_files([path], None)
+    report_files([path], Asked())
 
     lines = capsys.readouterr().out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("who should travel"))
@@ -401,7 +401,7 @@ def test_who_should_travel_follows_from_the_sizes_where_nothing_is_hidden(
 ) -> None:
     path = result(tmp_path / "a.h5", [0.25], **{"seq_len": 80, "heads": 8, "kv_heads": 2} | options)
 
-    report_files([path], None)
+    report_files([path], Asked())
 
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("who should")]
     assert len(found) == (told is not None)

@@ -19,6 +19,8 @@ def assert_refused(told: list[str], refusal: pytest.ExceptionInfo[ConfigError]) 
     assert refusal.value.everywhere
 
 
+PACE: dict[str, Any] = {"device": "paced", "flops": 50e12}
+
 #: An option, a value that breaks its rule, and what the message must hold: the value and what would work.
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "seq_len 0": ({"seq_len": 0}, ["seq_len=0", "1 or more"]),
@@ -71,6 +73,15 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "link that never arrives": ({"link": "1Gbit/s,1e999s"}, ["link='1Gbit/s,1e999s'"]),
     "link backwards in time": ({"link": "1Gbit/s,-1ms"}, ["link='1Gbit/s,-1ms'"]),
     "link of another kind": ({"link": "1Gbit/s,1ms,split"}, ["link='1Gbit/s,1ms,split'", ",shared"]),
+    "map of one link": ({"link_map": "4:1Gbit/s,1ms"}, ["link_map='4:1Gbit/s,1ms'", "INTRA:INTER"]),
+    "map of wrong links": (
+        {"link_map": "4:1Gbit/s,1ms:2Gb/s,1ms"},
+        ["link='2Gb/s,1ms'", "RATE,LATENCY"],
+    ),
+    "link and map": (
+        {"link": "1Gbit/s,1ms", "link_map": "4:1Gbit/s,1ms:1Gbit/s,1ms"},
+        ["link=1Gbit/s,1ms", "link_map=4:", "give one of them"],
+    ),
     "link of nothing": ({"link": ""}, ["link: is empty", "leave the option away"]),
     "device": ({"device": "nunpy"}, ["device='nunpy'", "did you mean 'numpy'"]),
     "threads 0": ({"threads": 0}, ["threads=0", "from 1 to"]),
@@ -87,6 +98,25 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"matrix_unit": "on", "dtype": "float16"},
         ["matrix_unit=on", "dtype=float16", "bfloat16"],
     ),
+    "paced without a pace": ({"device": "paced"}, ["device=paced", "--flops 50e12"]),
+    "pace of another device": (
+        {"flops": 1e12},
+        ["flops=1000000000000.0", "device=auto", "--device paced"],
+    ),
+    "pace of numpy": ({"flops": 1e12, "device": "numpy"}, ["device=numpy", "leave flops away"]),
+    "pace 0": ({"flops": 0.0, "device": "paced"}, ["flops=0.0", "positive finite"]),
+    "pace inf": ({"flops": float("inf"), "device": "paced"}, ["flops=inf", "positive finite"]),
+    "pace nan": ({"flops": float("nan"), "device": "paced"}, ["flops=nan", "positive finite"]),
+    "slow ranks of another device": ({"slow": "1:2"}, ["slow=1:2", "device=auto", "leave slow away"]),
+    "slow without a factor": (PACE | {"slow": "1"}, ["slow='1'", "RANK:FACTOR", "2:2.5,5:1.5"]),
+    "slow by nothing": (PACE | {"slow": "1:0"}, ["slow='1:0'", "above 0"]),
+    "slow backwards": (PACE | {"slow": "1:-2"}, ["slow='1:-2'", "above 0"]),
+    "slow for ever": (PACE | {"slow": "1:inf"}, ["slow='1:inf'", "RANK:FACTOR"]),
+    "slow twice": (PACE | {"slow": "1:2,1:3"}, ["slow='1:2,1:3'", "each rank once"]),
+    "threads of a paced device": (PACE | {"threads": 2}, ["threads=2", "--device native"]),
+    "verdict on nothing": (PACE | {"verify": "full"}, ["verify=full", "device=paced", "use none"]),
+    "sampled verdict on nothing": (PACE | {"verify": "sample:3"}, ["verify=sample:3", "use none"]),
+    "inputs of nothing": (PACE | {"store_inputs": True}, ["store_inputs", "device=paced"]),
     "progress": ({"progress": "pole"}, ["progress='pole'", "did you mean 'poll'"]),
     "io": ({"io": "mpio"}, ["io='mpio'", "gather"]),
     "verify": ({"verify": "some"}, ["verify='some'", "full, sample:ROWS", "none"]),
@@ -121,6 +151,10 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     # Whether it divides the ranks, only a job knows.
     "groups of many": {"ulysses_degree": 2**20, "method": "hybrid"},
     "link": {"link": "2.5Gbit/s,0s"},
+    "links by topology": {"link_map": "4:2Gbit/s,1us:1Gbit/s,1ms,shared:2-3=1bit/s,0s"},
+    "paced": PACE,
+    "paced without a verdict": PACE | {"verify": "none"},
+    "slow ranks": PACE | {"slow": "0:1,7:0.5,12:2."},
     "one link a rank": {"link": "1e3kbit/s,10us,shared"},
     "backward": {"backward": True, "dtype": "bfloat16"},
     "threads": {"threads": 3, "device": "native"},
@@ -171,6 +205,13 @@ def test_the_defaults_are_those_of_the_manual() -> None:
         "output": None,
     }
     assert {name: getattr(experiment, name) for name in wanted} == wanted
+
+
+def test_what_is_paced_is_not_verified_and_says_so_in_its_name() -> None:
+    paced, plain = experiment_from({"seq_len": 17} | PACE), experiment_from({"seq_len": 17})
+
+    assert (paced.computes, paced.verify, plain.computes, plain.verify) == (False, "none", True, "full")
+    assert "paced" in paced.name
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(None, 8), (3, 3)], ids=["default", "given"])
@@ -305,6 +346,9 @@ def test_the_name_of_a_run_on_a_file_holds_the_name_of_the_file() -> None:
         {"ulysses_degree": 2},
         {"link": "1Gbit/s,1ms"},
         {"link": "1Gbit/s,1ms,shared"},
+        {"link_map": "2:1Gbit/s,1ms:1Gbit/s,1ms"},
+        PACE,
+        PACE | {"slow": "1:2"},
     ],
     ids=str,
 )

@@ -6,6 +6,7 @@ import pytest
 
 from ringmpi.devices import (
     DEVICES,
+    PACED,
     PREFERENCE,
     check_device,
     check_matrix_unit,
@@ -43,8 +44,9 @@ def test_a_device_is_made_by_its_name(name: str) -> None:
     assert why_missing(name) is None
 
 
-def test_every_device_is_known_to_auto() -> None:
-    assert set(PREFERENCE) == set(DEVICES)
+def test_every_device_that_computes_is_known_to_auto() -> None:
+    assert {*PREFERENCE, PACED} == set(DEVICES)
+    assert PACED not in PREFERENCE
 
 
 def test_auto_takes_the_first_device_that_there_is() -> None:
@@ -111,6 +113,7 @@ def test_facts_tell_what_the_native_device_is(name: str) -> None:
         "device": "native",
         "instruction_set": native.library().instruction_set,
         "matrix_unit": "off",
+        "paced_flops": 0.0,
         "compile_s": native.compile_seconds(),
         "threads": 3,
     }

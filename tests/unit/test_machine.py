@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from ringmpi.errors import ConfigError
 from ringmpi.model.machine import (
+    DRAGONFLY,
     INTER,
     INTRA,
     Connection,
     Curve,
     Machine,
+    Topology,
     built_in,
     constant,
     machine_text,
@@ -70,6 +73,70 @@ def test_what_is_left_away_is_as_its_neighbour(tmp_path: Path) -> None:
 
     assert machine.compute["float32"].backward == machine.compute["float32"].forward
     assert machine.links[INTRA].total == 11e9
+
+
+SHARED = (
+    GOOD
+    + """node_total = 40e6
+eager_limit = 1024
+
+[noise]
+relative = 0.02
+
+[topology]
+kind = "dragonfly"
+ranks_per_group = 8
+taper = 0.25
+latency = 3e-6
+groups = 10
+"""
+)
+
+
+def test_what_a_simulation_needs_is_read_too(tmp_path: Path) -> None:
+    machine = read_machine(written(tmp_path, SHARED))
+
+    assert machine.links[INTER].node_total == 40e6
+    assert machine.links[INTER].eager_limit == 1024
+    assert machine.noise == 0.02
+    assert machine.topology == Topology(DRAGONFLY, 8, 0.25, 3e-6, 10)
+    assert machine.text == SHARED
+    machine.check_ranks(80)
+    with pytest.raises(ConfigError, match="10 groups of 8 ranks; use at most 80"):
+        machine.check_ranks(81)
+
+
+def test_nothing_is_shared_and_nobody_disturbed_where_a_file_does_not_say(machine: Machine) -> None:
+    assert machine.links[INTER].node_total == math.inf
+    assert machine.links[INTER].eager_limit == 65536
+    assert (machine.noise, machine.topology) == (0.0, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rule"),
+    [
+        ("relative = 0.02", "", "noise.relative is missing"),
+        ("relative = 0.02", "relative = -1", "noise.relative=-1: below 0"),
+        ('"dragonfly"', '"hypercube"', "must be fat-tree or dragonfly"),
+        ('"dragonfly"', '"fat-tree"', "a dragonfly, and it alone, has it"),
+        ("groups = 10", "", "a dragonfly, and it alone, has it"),
+        ("groups = 10", "groups = 1", "must be 2 or more"),
+        ("ranks_per_group = 8", "ranks_per_group = 6", "must be whole nodes of 4 ranks"),
+        ("taper = 0.25", "taper = 0", "nothing leaves a group"),
+        ("latency = 3e-6", "latency = 30", "more than 10 s"),
+        ("node_total = 40e6", "node_total = 40", "links.inter.node_total=40: below 1000"),
+        (
+            "eager_limit = 1024",
+            'eager_limit = "64K"',
+            "links.inter.eager_limit='64K': must be a finite",
+        ),
+        ("taper", "tapper", "did you mean taper?"),
+    ],
+)
+def test_wrong_topologies_and_limits_are_refused(tmp_path: Path, old: str, new: str, rule: str) -> None:
+    assert old in SHARED
+    with pytest.raises(ConfigError, match=re.escape(rule)):
+        read_machine(written(tmp_path, SHARED.replace(old, new)))
 
 
 @pytest.mark.parametrize(

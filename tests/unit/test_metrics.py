@@ -17,6 +17,7 @@ from ringmpi.metrics import (
     rates,
     stall_time,
     step_time,
+    typical_repeat,
 )
 from ringmpi.trace import COUNTS, RECORD
 
@@ -55,8 +56,8 @@ def step(
 
 
 def timings(records: Array, alone: Array | None = None, offsets: Any = (0.0,)) -> Timings:
-    offset = np.asarray(offsets)
-    clocks = Clocks(np.zeros_like(offset), offset, np.full_like(offset, np.nan))
+    offset = np.asarray(offsets)[None]
+    clocks = Clocks(np.zeros_like(offset), offset, np.zeros_like(offset))
     return Timings(records, records[:0] if alone is None else alone, clocks)
 
 
@@ -213,13 +214,82 @@ def test_timed_ranks_are_reported_where_transfers_were_never_made_alone() -> Non
     assert [math.isnan(rank.overlap) for rank in summaries] == [True, True]
 
 
-def test_drift_is_taken_out_of_moments_far_from_the_measurement() -> None:
-    """Rank 1's clock was 0.25 s ahead at 100 s on rank 0's clock, and gains a millisecond a second."""
-    clocks = Clocks(np.array([100.0, 100.0]), np.array([0.0, 0.25]), np.array([0.0, 1e-3]))
-    true = np.array([[[100.0, 160.0], [100.0, 160.0]]])
-    seen = true + np.array([[0.0, 0.0], [0.25, 0.25 + 60 * 1e-3]])
-    # First order in the drift: what is left is drift squared times the elapsed 60 s.
-    assert np.abs(clocks.corrected(seen) - true).max() <= 1e-6 * 61
+#: Rank 1's clock is 0.25 s ahead at 100 s on rank 0's clock, and gains a millisecond a second until 164 s.
+DRIFTING = Clocks(
+    np.array([[100.0, 100.0], [164.0, 164.0]]),
+    np.array([[0.0, 0.25], [0.0, 0.314]]),
+    np.array([[0.0, 1e-6], [0.0, 3e-6]]),
+)
+
+
+def seen_by_rank_1(true: Array) -> Array:
+    return true + 0.25 + (true - 100.0) * 1e-3
+
+
+def test_moments_between_two_measurements_lie_on_the_line_through_them() -> None:
+    true = np.array([90.0, 100.0, 116.0, 132.5, 164.0, 200.0])
+    found = DRIFTING.corrected(np.array([[true, seen_by_rank_1(true)]]))
+    # Exact but for roundings of numbers below 256.
+    assert np.abs(found - true).max() <= 8 * 256 * np.finfo(np.float64).eps
+
+
+def test_drift_and_errors_are_told_of_both_measurements_together() -> None:
+    eps = np.finfo(np.float64).eps
+    assert DRIFTING.drift.tolist() == pytest.approx([0.0, 1e-3], abs=eps)
+    assert DRIFTING.drift_error.tolist() == pytest.approx([0.0, 4e-6 / 64], abs=eps)
+    assert DRIFTING.corrected_error.tolist() == [0.0, 3e-6]
+
+
+def test_any_line_within_the_bounds_of_its_ends_is_within_the_bound_between_them() -> None:
+    rng = np.random.default_rng(5)
+    true = np.linspace(100.0, 164.0, 33)
+    for wrong in rng.uniform(-1, 1, (50, 2)):
+        measured = Clocks(
+            DRIFTING.measured_at,
+            DRIFTING.offset + np.array([[0.0, wrong[0] * 1e-6], [0.0, wrong[1] * 3e-6]]),
+            DRIFTING.error_bound,
+        )
+        found = measured.corrected(np.array([[true, seen_by_rank_1(true)]]))[0, 1]
+        # The line of a clock that runs a thousandth fast is stretched by that.
+        assert np.abs(found - true).max() <= 3e-6 * 1.002
+
+
+def test_after_one_measurement_no_drift_is_known() -> None:
+    tables = (DRIFTING.measured_at, DRIFTING.offset, DRIFTING.error_bound)
+    once = Clocks(*(table[:1] for table in tables))
+    assert np.isnan(once.drift).all()
+    assert np.isnan(once.drift_error).all()
+    assert once.corrected_error.tolist() == [0.0, 1e-6]
+    assert once.corrected(np.array([[[130.0], [130.25]]])).tolist() == [[[130.0], [130.0]]]
+
+
+def test_merged_records_have_all_moments_on_one_clock_and_all_else_as_it_was() -> None:
+    """Rank 0 notes when rank 1 posted on the clock of rank 1, and the other way round."""
+    true = np.array([110.0, 120.0, 130.0])
+    records = np.zeros((1, 2, 3), RECORD)
+    for name in ("started", "posted", "launched", "compute_done", "received", "sent", "step_end"):
+        records[name] = [true, seen_by_rank_1(true)]
+    records["waited_for"] = [[[1, 1, np.nan], [0, 0, np.nan]]]
+    records["peer_posted"][0, 0] = [*seen_by_rank_1(true[:2] - 5.0), np.nan]
+    records["peer_posted"][0, 1] = [*(true[:2] - 7.0), np.nan]
+    records["pairs"], records["polling"] = 17, 0.5
+    merged = DRIFTING.merged(records)
+    rounding = 8 * 256 * np.finfo(np.float64).eps
+    for name in ("started", "posted", "launched", "compute_done", "received", "sent", "step_end"):
+        assert np.abs(merged[name] - true).max() <= rounding
+    assert np.abs(merged["peer_posted"][0, 0, :2] - (true[:2] - 5.0)).max() <= rounding
+    assert np.abs(merged["peer_posted"][0, 1, :2] - (true[:2] - 7.0)).max() <= rounding
+    assert np.isnan(merged["peer_posted"][0, :, 2]).all()
+    for name in ("pairs", "polling", "waited_for"):
+        assert np.array_equal(merged[name], records[name], equal_nan=True)
+
+
+def test_the_typical_repeat_is_of_median_length() -> None:
+    """Of 111.75 s, 11.75 s and 12.75 s."""
+    found = two_ranks((0.0, 0.0)).records
+    records = np.concatenate([found[:1], found])
+    records["step_end"][0] += 100.0
+    assert typical_repeat(timings(records, offsets=np.zeros(2))) == 2
 
 
 def test_rates_are_of_all_compute_and_of_transfers_alone() -> None:

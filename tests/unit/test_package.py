@@ -48,6 +48,8 @@ def test_importing_the_command_line_loads_nothing_heavy() -> None:
             "schedule",
             "devices",
             "metrics",
+            "timeline",
+            "blame",
             "verify",
             "comparison",
             "tensors",

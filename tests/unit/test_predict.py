@@ -10,7 +10,8 @@ from ringmpi.encoding import numpy_dtype
 from ringmpi.layout import Layout
 from ringmpi.model import predict as room
 from ringmpi.model.machine import INTER, INTRA, Compute, Connection, Curve, Machine, constant
-from ringmpi.model.predict import Prediction, Task, predict, watched
+from ringmpi.model.predict import Prediction, predict, watched
+from ringmpi.model.prices import Task
 from ringmpi.schedule import METHODS, Pass
 from ringmpi.tensors import Shape
 

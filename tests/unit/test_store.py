@@ -520,7 +520,7 @@ class TestTimings:
                         writer.write_records(name, rank, found[:, rank])
             writer.table("clocks/measured_at", np.array([[1.0, 2.0, 3.0]]), "s", "when")
             writer.table("clocks/offset", np.array([[0.0, 0.25, -0.1]]), "s", "offset")
-            writer.table("clocks/drift", np.array([0.0, 1e-6, 0.0]), "1", "drift")
+            writer.table("clocks/error_bound", np.array([[0.0, 1e-6, 2e-6]]), "s", "error bound")
             finish(writer)
 
     def test_records_come_back(self, tmp_path: Path) -> None:
@@ -535,9 +535,9 @@ class TestTimings:
 
         assert np.array_equal(timings.records, records)
         assert np.array_equal(timings.alone, records)
-        assert timings.clocks.measured_at.tolist() == [1.0, 2.0, 3.0]
-        assert timings.clocks.offset.tolist() == [0.0, 0.25, -0.1]
-        assert timings.clocks.drift.tolist() == [0.0, 1e-6, 0.0]
+        assert timings.clocks.measured_at.tolist() == [[1.0, 2.0, 3.0]]
+        assert timings.clocks.offset.tolist() == [[0.0, 0.25, -0.1]]
+        assert timings.clocks.error_bound.tolist() == [[0.0, 1e-6, 2e-6]]
 
     def test_the_way_back_has_records_of_its_own(self, tmp_path: Path) -> None:
         """It has other steps than the way there."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ringmpi.trace import COUNTS, MOMENTS, QUANTITIES, RECORD, Tally, Trace
+from ringmpi.trace import AWAITED, COSTS, COUNTS, MOMENTS, QUANTITIES, RECORD, Tally, Trace
 
 
 def ticking() -> Iterator[float]:
@@ -22,7 +22,7 @@ def trace() -> Trace:
 
 
 def test_every_quantity_is_a_64_bit_column_with_a_unit() -> None:
-    assert set(RECORD.names or ()) == set(QUANTITIES) == set(MOMENTS) | set(COUNTS)
+    assert set(RECORD.names or ()) == set(QUANTITIES) == {*MOMENTS, *AWAITED, *COSTS, *COUNTS}
     assert {RECORD[name] for name in QUANTITIES} == {np.dtype(np.float64)}
     assert {MOMENTS[name].unit for name in MOMENTS} == {"s"}
     assert all(quantity.unit and quantity.description for quantity in QUANTITIES.values())
@@ -40,14 +40,17 @@ def test_the_quantities_of_the_file_format_are_there() -> None:
         "messages",
         "hops",
         "flops",
+        "waited_for",
+        "peer_posted",
+        "polling",
     }
 
     assert wanted <= set(QUANTITIES)
 
 
 def test_a_moment_that_has_not_come_is_nan_and_a_count_zero(trace: Trace) -> None:
-    assert all(np.isnan(trace.records[name]).all() for name in MOMENTS)
-    assert all((trace.records[name] == 0).all() for name in COUNTS)
+    assert all(np.isnan(trace.records[name]).all() for name in (*MOMENTS, *AWAITED))
+    assert all((trace.records[name] == 0).all() for name in (*COSTS, *COUNTS))
 
 
 def test_moments_are_marked_in_the_step_that_was_begun(trace: Trace) -> None:
@@ -62,11 +65,11 @@ def test_moments_are_marked_in_the_step_that_was_begun(trace: Trace) -> None:
 def test_a_moment_that_was_noted_earlier_is_kept(trace: Trace) -> None:
     trace.begin(0)
 
-    trace.mark("received", 17.0)
-    trace.mark("sent", 0.0)
+    trace.note(received=17.0, sent=0.0)
 
     assert trace.records["received"][0] == 17
     assert trace.records["sent"][0] == 0
+    assert np.isnan(trace.records["sent"][1:]).all()
 
 
 def test_counts_add_up_within_a_step(trace: Trace) -> None:

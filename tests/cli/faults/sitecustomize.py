@@ -206,6 +206,21 @@ def _flipped(array: Any) -> Any:
     return array
 
 
+def _job(module: Any) -> None:
+    """With the action ``funneled``, MPI is initialised for one thread that calls it."""
+    if not any(fault.action == "funneled" for fault in FAULTS):
+        return
+    load_mpi = module.load_mpi
+
+    def load_for_one_thread() -> Any:
+        mpi = load_mpi()
+        init_thread = mpi.Init_thread
+        mpi.Init_thread = lambda: init_thread(mpi.THREAD_FUNNELED)
+        return mpi
+
+    module.load_mpi = load_for_one_thread
+
+
 def _run(module: Any) -> None:
     """Nothing but what is watched: the memory of a whole run, without the modules loaded before."""
     if "memory" not in WATCHED:
@@ -228,6 +243,7 @@ PLACES: dict[str, Callable[[Any], None]] = {
     "ringmpi.devices.numpy": _device("NumpyDevice", "TileWork"),
     "ringmpi.devices.native": _device("NativeDevice", "NativeWork"),
     "ringmpi.comm.exchange": _exchange,
+    "ringmpi.comm.job": _job,
     "ringmpi.attention": _attention,
     "ringmpi.problem": lambda module: _before(module, "shard_of", "shards"),
     "ringmpi.experiment": _run,
