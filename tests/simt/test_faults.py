@@ -91,9 +91,9 @@ FAULTS = {
         Case(tokens=130, heads=1, kv_heads=1, head_dim=36, causal=True),
     ),
     "bound of tokens": Fault(
-        "load.cuh", "token < from.count ? least(", "true ? least(", PLAIN, "memory fault"
+        "load.cuh", "inside = first + row < from.count", "inside = true", PLAIN, "memory fault"
     ),
-    "bound of head_dim": Fault("load.cuh", "least(LENGTH, from.width - d) : 0", "LENGTH : 0", PLAIN),
+    "bound of head_dim": Fault("load.cuh", "least(LENGTH, from.width - d)", "LENGTH", PLAIN),
     "bound of rows that are written": Fault(
         "forward.cuh", "if (row >= q.count) continue;", "", PLAIN, "memory fault"
     ),
@@ -102,8 +102,8 @@ FAULTS = {
     ),
     "look at alignment": Fault(
         "load.cuh",
-        "if (aligned && count == LENGTH)",
-        "if (count == LENGTH)",
+        "from.aligned() && count == LENGTH",
+        "count == LENGTH",
         PLAIN,
         "not at multiples of 16",
     ),

@@ -319,6 +319,9 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     monkeypatch.setattr(native._Here, "seconds", 0.0)
     monkeypatch.setenv("RINGMPI_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("ringmpi.devices.build.node_folder", lambda: tmp_path / "node")
+    # Another test of this process may have initialised MPI, after which nothing is compiled.
+    idle = SimpleNamespace(Is_initialized=lambda: False, Is_finalized=lambda: False)
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", idle)
     return
 
 
