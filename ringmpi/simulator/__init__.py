@@ -12,8 +12,8 @@ it ends when its attends are done and the transfers that are due have arrived. T
   and both ends are done with it when it has arrived. A smaller one leaves when its sender has posted it, and
   the sender is done with it then.
 * Under ``poll`` and ``thread`` flows move by themselves. Under ``wait`` a flow above the eager limit moves
-  only
-  while both its ends wait at the end of a step: nobody else calls MPI, and MPI moves nothing unless called.
+  only while both its ends wait at the end of a step: nobody else calls MPI, and MPI moves nothing unless
+  called.
 * All flows out of (into) a rank over one kind of link share ``total``, those of a node ``node_total``, those
   of a group what the topology lets through. Capacity is shared max-min fairly among connections, anew
   whenever a flow begins or ends (flow level, as in SimGrid).
