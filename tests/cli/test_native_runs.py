@@ -222,7 +222,7 @@ class TestDoctor:
         ended = launch(0, "doctor")
         lines = {line.split()[0]: line for line in ended.stdout.splitlines()}
 
-        assert "numpy, native" in lines["devices"]
+        assert "native, numpy" in lines["devices"]
         assert "matrix unit: " in lines["native"]
         assert ".so" in lines["library"]
 
