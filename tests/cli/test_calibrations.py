@@ -12,6 +12,8 @@ from running import Ended, Here, Running, Scenario
 
 from ringmpi.model.machine import INTER, INTRA, read_machine
 
+pytestmark = pytest.mark.any_mpi
+
 #: Compute that sleeps, and links much slower than anything that a busy machine adds.
 SMALL = "calibrate --heads 1 --head-dim 8 --lengths 64,256 --seconds 10"
 PACED = f"{SMALL} --device paced --flops 1e9"

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from running import CONSOLE, Ended, Running, Scenario, launcher
 
+pytestmark = pytest.mark.any_mpi
+
 
 def write_input(path: Path) -> Path:
     rng = np.random.default_rng(5)

@@ -25,6 +25,8 @@ from running import Ended, Here, Queue, Scenario
 from ringmpi.comm.link import parse_link
 from ringmpi.schedule import METHODS
 
+pytestmark = pytest.mark.any_mpi
+
 Array = NDArray[Any]
 
 P, BATCH, HEADS, KV_HEADS, TOKENS, WIDTH = 4, 2, 4, 2, 40, 6

@@ -13,6 +13,8 @@ import h5py
 import pytest
 from running import CONSOLE, Ended, Running, Scenario, command_line
 
+pytestmark = pytest.mark.any_mpi
+
 RUN = "run --seq-len 60 --heads 4 --kv-heads 2 --head-dim 12 --causal --repeats 1 --output r.h5"
 
 #: No program lies here.
