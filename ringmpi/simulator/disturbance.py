@@ -136,7 +136,6 @@ def parse_delays(text: str) -> dict[tuple[int, int], float]:
 
 _FORMS = {
     "noise": "a share of a step's compute such as 0.02",
-    "slow": "RANK:FACTOR,.. such as 2:2.5,5:1.5",
     "stragglers": "N:FACTOR such as 2:1.5",
     "delay": "RANK:STEP:SECONDS,.. such as 0:3:2e-3",
 }
