@@ -80,14 +80,9 @@ else
     given=(--python "$venv/bin/python" --peers $peers)
 fi
 
-commit=$(git -C "$root" rev-parse --short HEAD 2>/dev/null || echo unknown)
-if [ -n "$(git -C "$root" status --porcelain -- ringmpi kernels jobs 2>/dev/null)" ]; then
-    commit+=" with changes"
-fi
-
 # shellcheck disable=SC2086 # lists of words
 python "$root/jobs/bench_cpu" --csv "$out/bench_cpu.csv" --figure "$out/figures/bench_cpu.png" \
-    --commit "$commit" --command "bash jobs/bench_cpu.sh" "${given[@]}" \
+    --commit "$(ringmpi_commit)" --command "bash jobs/bench_cpu.sh" "${given[@]}" \
     --device "${DEVICE:-native}" --heads "${HEADS:-2}" --threads "${THREADS:-2}" \
     --parts ${PARTS:-single ring} --dtypes ${DTYPES:-float32 bfloat16} --masks ${MASKS:-full causal} \
     --passes ${PASSES:-forward forward+backward} \

@@ -4,7 +4,7 @@
 # On two interconnects: the network lab (namespaces joined by a rate-limited bridge; needs root) and the emulated
 # link; at three bandwidths each; on 2 ranks with real compute, on more with paced compute, so that ranks need not
 # have a core each. For each setting `calibrate` measures the machine, `plan` and `simulate` predict from what it
-# wrote, and `run` measures, with polling and without. About 25 minutes; goes on where it was interrupted.
+# wrote, and `run` measures, with polling and without. About 40 minutes; goes on where it was interrupted.
 #
 # Usage:  bash jobs/lab.sh                 writes results/lab/overlap.csv and results/lab/settings.csv
 #         MEDIA=link bash jobs/lab.sh      without root
@@ -33,6 +33,6 @@ if [ "$(id -u)" != 0 ] && [[ " $media " == *" netlab "* ]]; then
 fi
 
 # shellcheck disable=SC2086 # lists of words
-python "$root/jobs/lab/validate.py" --out "$out" --work "${WORK:-$out/sweep-lab}" --media $media \
+python "$root/jobs/lab/validate.py" --commit "$(ringmpi_commit)" --out "$out" --work "${WORK:-$out/sweep-lab}" --media $media \
     --ranks ${RANKS:-2 3 4} --rates ${RATES:-300 600 1000} --repeats "${REPEATS:-3}" \
     --factors ${FACTORS:-0.5 0.7 0.85 1.0 1.15 1.25 1.6}

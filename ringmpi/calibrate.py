@@ -52,7 +52,7 @@ from ringmpi.model.calibration import (
     bandwidths,
     machine_toml,
 )
-from ringmpi.model.machine import INTER, INTRA, Points
+from ringmpi.model.machine import INTER, INTRA, Curve, Points
 from ringmpi.provenance import processor
 from ringmpi.report.console import speak
 from ringmpi.report.tables import described
@@ -307,13 +307,16 @@ class Measuring:
             largest = int(times[-1][0])
             there_and_back = links.spread(rank, peers, largest, seconds)
             total = len(peers) * largest / (there_and_back - 2 * latency)
-        # An emulated network holds messages back after MPI has moved them.
-        eager = None if self._network is not None else eager_limit(self._team, rank, peers[0])
+        rates = bandwidths(latency, times)
+        eager = None  # An emulated network holds messages back after MPI has moved them.
+        if self._network is None:
+            curve = Curve(tuple(rates))
+            eager = eager_limit(self._team, rank, peers[0], lambda n: latency + n / curve.at(n))
         how = (
             f"ranks {rank} and {peers[0]} ({self._hosts[rank]}, {self._hosts[peers[0]]}): half a round trip "
             f"of {LEAST} bytes; both sending at once, less the latency; the least of many"
         )
-        return LinkRates(latency, bandwidths(latency, times), total, eager, how)
+        return LinkRates(latency, rates, total, eager, how)
 
     def _overlap(self) -> tuple[dict[str, float], int]:
         """Return which part of a transfer is hidden behind as much compute, by progress, and its bytes."""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from ringmpi.agreed import Agreed, agreed_device
 from ringmpi.attention import RingAttention
-from ringmpi.comm.clocks import clock_offsets
+from ringmpi.comm.clocks import clock_offsets, start_together
 from ringmpi.comm.job import Job
 from ringmpi.comm.link import network_of, nodes_of
 from ringmpi.comm.policy import chosen_transport
@@ -116,6 +116,7 @@ class Run:
         self._directions = list(Pass) if experiment.backward else [Pass.FORWARD]
         self._passes = Passes(records={direction: Records() for direction in self._directions})
         self._held_nbytes: dict[Pass, int] = {}
+        self._waited = 0.0  # Before the last pass, for the others.
         self._verdicts: list[Verdict] = []
         self._clocks: list[NDArray[np.float64]] = []
         self._digests: dict[str, str] = {}
@@ -203,7 +204,6 @@ class Run:
                     return  # A wrong result has no times.
         for direction, records in passes.records.items():
             for _ in records.timed:
-                self._start_together()
                 records.alone.append(attention.transfers_alone(direction).records)
 
     def _make_pass(
@@ -211,18 +211,16 @@ class Run:
     ) -> dict[str, Array]:
         """Attend, and go back if asked to; return the results by name."""
         q, k, v = (shards[name] for name in "qkv")
-        waited = self._start_together()
         out, lse = attention.forward(q, k, v)
-        self._note(attention, Pass.FORWARD, number, waited)
+        self._note(attention, Pass.FORWARD, number)
         results = {"out": out, "lse": lse}
         if Pass.BACKWARD in self._directions:
-            waited = self._start_together()
             dq, dk, dv = attention.backward(shards["dout"], q, k, v, out, lse)
-            self._note(attention, Pass.BACKWARD, number, waited)
+            self._note(attention, Pass.BACKWARD, number)
             results |= {"dq": dq, "dk": dk, "dv": dv}
         return results
 
-    def _note(self, attention: RingAttention, direction: Pass, number: int, waited: float) -> None:
+    def _note(self, attention: RingAttention, direction: Pass, number: int) -> None:
         """Keep the trace of a pass that has just been made, and say how long it took."""
         records = self._passes.records[direction]
         warmup, repeats = self._experiment.warmup, self._experiment.repeats
@@ -231,7 +229,7 @@ class Run:
             records.warmup.append(trace)
         else:
             records.timed.append(trace)
-            records.barrier.append(waited)
+            records.barrier.append(self._waited)
         self._held_nbytes[direction] = attention.held_nbytes(direction)
         timed = number >= warmup
         name = f"repeat {number - warmup + 1}/{repeats}" if timed else f"warm-up {number + 1}/{warmup}"
@@ -241,7 +239,7 @@ class Run:
 
     def _attention(self) -> RingAttention:
         experiment = self._experiment
-        return RingAttention(
+        attention = RingAttention(
             self._job.comm,
             seq_len=experiment.seq_len,
             query_len=experiment.num_queries,
@@ -264,12 +262,14 @@ class Run:
             link_map=experiment.link_map,
             watch=self._job.watch,
         )
+        attention.before_pass = self._start_together
+        return attention
 
-    def _start_together(self) -> float:
+    def _start_together(self) -> None:
         """Meet the other ranks, so that no lateness from before the pass shows as a stall in it."""
         before = time.perf_counter()
-        self._job.team.barrier()
-        return time.perf_counter() - before
+        start_together(self._job.team, self._clocks[0][:, 1])
+        self._waited = time.perf_counter() - before
 
     def _require_same_bits(self, results: dict[str, Array]) -> None:
         """Refuse a pass that gives other bits than the one before, the first of which is verified. Local."""

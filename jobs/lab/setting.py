@@ -13,8 +13,9 @@ LATENCY = "100us"
 #: FLOP/s of paced ranks: compute hides a float32 block of 1024 tokens at 1 Gbit/s (c = 2 F / B).
 PACED_FLOPS = 64e9
 
-#: Few heads keep the runs short; the threshold does not depend on them.
-SHAPE = ("--heads", "4", "--head-dim", "64", "--dtype", "float32")
+#: At the slowest rate, where few heads keep the runs short; the threshold does not depend on them.
+HEADS = 4
+SLOWEST_MBIT = 300
 
 #: Ranks with real compute need a core each.
 REAL_RANKS = 2
@@ -47,6 +48,16 @@ class Setting:
         """A few words for files and tables."""
         compute = "native" if self.real else "paced"
         return f"{self.medium}-{self.ranks}-{compute}-{self.rate}"
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """The options that say what is attended to.
+
+        The time that hides a block falls with the square of the rate. So there are more heads by as much, and
+        a pass takes as long as at the slowest rate: long beside what starting it takes.
+        """
+        heads = HEADS * max(1, round((self.rate / SLOWEST_MBIT) ** 2))
+        return "--heads", str(heads), "--head-dim", "64", "--dtype", "float32"
 
     @property
     def device(self) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -18,13 +19,16 @@ import numpy as np
 from crossing import HIDDEN, vanishes_at
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.store import ResultFile
-from setting import SHAPE, Setting, settings
+from setting import Setting, settings
 
 #: Seconds for one command; the longest takes about one minute.
 LIMIT = 600
 
 #: From this many times the threshold on polling must hide all, and it is also measured what waiting hides.
 BEYOND = 1.25
+
+#: For what computes, before a run; links take as long again.
+CALIBRATION_SECONDS = "3"
 
 #: How far a vanishing point and a time may be from what was predicted.
 LENGTH_TOLERANCE = 0.20
@@ -44,8 +48,9 @@ def main() -> None:
         points += found
         verdicts.append(verdict(setting, found))
         print(f"# {setting.name}: {told(verdicts[-1])}", flush=True)
-    write(options.out / "lab/overlap.csv", points)
-    write(options.out / "lab/settings.csv", verdicts)
+    header = [f"# bash jobs/lab.sh; ringmpi {options.commit}", f"# {machine_of(options.work)}"]
+    write(options.out / "lab/overlap.csv", header, points)
+    write(options.out / "lab/settings.csv", header, verdicts)
     close = sum(row["time_within"] for row in verdicts)
     vanished = sum(row["length_within"] for row in verdicts)
     print(
@@ -74,18 +79,31 @@ class Study:
         self._factors = factors
         folder.mkdir(exist_ok=True)
         self._machine = folder / "machine.toml"
+        self._calibrate(self._machine)
 
     def points(self) -> list[Row]:
         """Return what was measured and simulated at every block length."""
-        if not self._machine.exists():
-            command = ("calibrate", *SHAPE, *self._setting.device, "--output", str(self._machine))
-            call(self._setting.launched(*command))
         threshold = self._threshold()
         rows = []
         for factor in self._factors:
             for progress in ("poll", "wait") if factor >= BEYOND else ("poll",):
                 rows.append(self._point(round(factor * threshold), progress, threshold))
         return rows
+
+    def _calibrate(self, machine: Path, *options: str) -> None:
+        """Write a machine file, unless it is there."""
+        if not machine.exists():
+            setting = self._setting
+            where = ("--output", str(machine))
+            call(setting.launched("calibrate", *setting.shape, *setting.device, *options, *where))
+
+    def _machine_now(self, tokens: int) -> Path:
+        """Return the file of the machine right before a run: neighbours change what it computes."""
+        if not self._setting.real:
+            return self._machine
+        machine = self._folder / f"{tokens}.toml"
+        self._calibrate(machine, "--lengths", str(tokens), "--seconds", CALIBRATION_SECONDS)
+        return machine
 
     def _threshold(self) -> int:
         """Return the predicted block length, with latency and measured rates."""
@@ -98,7 +116,7 @@ class Study:
             str(self._machine),
             "--ranks",
             size,
-            *SHAPE,
+            *self._setting.shape,
         ]
         plan = json.loads(call(command))
         found = [row["with_latency"] for row in plan["thresholds"] if row["direction"] == "forward"]
@@ -108,10 +126,11 @@ class Study:
 
     def _point(self, tokens: int, progress: str, threshold: int) -> Row:
         ranks = self._setting.ranks
-        problem = ("--seq-len", str(tokens * ranks), "--progress", progress, *SHAPE)
+        problem = ("--seq-len", str(tokens * ranks), "--progress", progress, *self._setting.shape)
         measured, simulated = (
             self._folder / f"{tokens}-{progress}-{kind}.h5" for kind in ("measured", "simulated")
         )
+        machine = self._machine_now(tokens)
         if not measured.exists():
             how = (
                 "--repeats",
@@ -123,8 +142,8 @@ class Study:
             call(self._setting.launched(*run))
         if not simulated.exists():
             # The median of what happens: the noise of a calibration is that of much shorter steps.
-            machine = ("--machine", str(self._machine), "--ranks", str(ranks), "--noise", "0")
-            call(["ringmpi", "simulate", *problem, *machine, "--output", str(simulated)])
+            on = ("--machine", str(machine), "--ranks", str(ranks), "--noise", "0")
+            call(["ringmpi", "simulate", *problem, *on, "--output", str(simulated)])
         seen, thought = numbers(measured), numbers(simulated)
         return {
             "interconnect": self._setting.medium,
@@ -202,10 +221,19 @@ def call(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as CSV, floats with six digits."""
+def machine_of(folder: Path) -> str:
+    """Return where the files of a folder were measured."""
+    newest = max(folder.glob("*/*-measured.h5"), key=lambda path: path.stat().st_mtime)
+    with ResultFile(newest) as result:
+        facts = result.facts("machine")
+    return f"{facts['processor']}, {os.cpu_count()} cores; {facts['mpi_library']}; {facts['platform']}"
+
+
+def write(path: Path, header: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write rows as CSV after lines of comment, floats with six digits."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
+        file.writelines(line + "\n" for line in header)
         table = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         table.writeheader()
         for row in rows:
@@ -217,6 +245,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
 def parse() -> argparse.Namespace:
     """Return the options that the script gives."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--commit", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--media", nargs="+", choices=("netlab", "link"), required=True)

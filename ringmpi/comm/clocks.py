@@ -7,18 +7,26 @@ gives the best estimate (Cristian 1989).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.comm.team import Team
+from ringmpi.comm.watch import LONGEST_NAP
 from ringmpi.trace import now
 
 #: Exchanges a rank; the smallest of them is within microseconds of the best on a quiet node.
 ROUNDS = 50
 
 CLOCK_TAG = 2
+
+#: Seconds from a barrier to a start by the clock: in twice the longest nap of a waiting rank all hear of it.
+START_AHEAD = 2 * LONGEST_NAP
+
+#: Seconds before the start in which a rank no longer sleeps, as it may wake later by so much.
+AWAKE_BEFORE = 2e-4
 
 
 def clock_offsets(team: Team, clock: Callable[[], float] = now) -> NDArray[np.float64]:
@@ -44,6 +52,27 @@ def clock_offsets(team: Team, clock: Callable[[], float] = now) -> NDArray[np.fl
         elif team.rank == other:
             _answer(team, clock)
     return np.asarray(team.share(table))
+
+
+def start_together(team: Team, offsets: NDArray[np.float64], clock: Callable[[], float] = now) -> None:
+    """Return on all ranks at the same moment. Collective.
+
+    Ranks leave a barrier one after the other, and milliseconds apart where they share cores, since each has
+    to be given one first. So they agree on a moment, and sleep until then.
+
+    Parameters
+    ----------
+    team : Team
+    offsets : ndarray of float64, shape (size,)
+        Each rank's clock minus rank 0's, seconds.
+    clock : callable
+        Returns seconds; that of traces by default.
+    """
+    team.barrier()  # Protects the moment from ranks that come late.
+    start = team.share(clock() + START_AHEAD) + float(offsets[team.rank])
+    time.sleep(max(0.0, start - AWAKE_BEFORE - clock()))
+    while clock() < start:
+        pass
 
 
 def _measure(team: Team, other: int, clock: Callable[[], float]) -> tuple[float, float, float]:

@@ -35,9 +35,13 @@ SIZES = tuple(4**power for power in range(6, 14))
 #: Times that a message is sent at least and at most; the first time sets up connections and is not counted.
 COUNTS = (5, 200)
 
-#: Seconds in which a send that needs no help is surely done, and seconds for which its receiver stays away.
+#: Seconds in which a send that needs no help is surely done, as is a receive whose message is already here;
+#: and seconds for which a receiver stays away at least.
 ALONE = 2e-3
 AWAY = 10e-3
+
+#: A receiver that takes at most this part of what the link takes, had the message come meanwhile.
+HARDLY = 0.5
 
 #: Largest eager message that is looked for, in bytes.
 LARGEST_EAGER = 2**24
@@ -191,14 +195,20 @@ class Links:
         return of_times([fmean(times) for times in zip(*counted, strict=True)])
 
 
-def eager_limit(team: Team, first: int, second: int) -> int:
-    """Return the bytes of the largest message that leaves a rank while its receiver calls no MPI. Collective.
+def eager_limit(team: Team, first: int, second: int, lasting: Callable[[int], float]) -> int:
+    """Return the bytes of the largest message that comes while neither its sender nor its receiver calls MPI.
+
+    That such a send is done says little: it may have been copied, by the library or, over TCP, into the
+    buffers of sockets, of which a slow link needs long to empty the first. So the receiver has to find the
+    message there, too, when it comes back. Collective.
 
     Parameters
     ----------
     team : Team
     first, second : int
         Sender and receiver; they have talked before, so that they are connected.
+    lasting : callable
+        Returns the seconds that a message of so many bytes takes.
 
     Returns
     -------
@@ -208,28 +218,29 @@ def eager_limit(team: Team, first: int, second: int) -> int:
     low, high = 0, LARGEST_EAGER + 1
     size = LEAST
     while low < high - 1:
-        if _leaves_alone(team, first, second, size):
+        if _comes_alone(team, first, second, size, lasting(size)):
             low = size
         else:
             high = size
-        # Doubling until one does not leave, then halving what is left.
+        # Doubling until one does not come, then halving what is left.
         size = min(2 * low, high - 1) if high > LARGEST_EAGER else (low + high) // 2
     return low
 
 
-def _leaves_alone(team: Team, first: int, second: int, nbytes: int) -> bool:
+def _comes_alone(team: Team, first: int, second: int, nbytes: int, seconds: float) -> bool:
     message: NDArray[np.uint8] = np.ones(nbytes, np.uint8)
-    left = False
+    alone = True
     team.barrier()
     if team.rank == first:
         limit = time.perf_counter() + ALONE
         request = team.comm.Isend([message, MPI.BYTE], dest=second, tag=EAGER_TAG)
-        while not left and time.perf_counter() < limit:
-            left = bool(request.Test())
+        while not (alone := bool(request.Test())) and time.perf_counter() < limit:
             os.sched_yield()
         team.watch.wait([request], f"waits for rank {second} to take a message")
     elif team.rank == second:
-        time.sleep(AWAY)
         request = team.comm.Irecv([message, MPI.BYTE], source=first, tag=EAGER_TAG)
+        time.sleep(AWAY + 2 * seconds)
+        back = time.perf_counter()
         team.watch.wait([request], f"waits for a message of rank {first}")
-    return any(team.allgather(left))
+        alone = time.perf_counter() - back < max(ALONE, HARDLY * seconds)
+    return all(team.allgather(alone))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 
-from ringmpi.comm.clocks import clock_offsets
+from ringmpi.comm.clocks import START_AHEAD, clock_offsets, start_together
 from ringmpi.comm.team import Team
 
 pytestmark = pytest.mark.mpi
@@ -29,6 +30,21 @@ def test_offsets_are_found_within_their_bound(
             abs(offset - OFFSETS[rank % len(OFFSETS)]) <= bound + 1e-9, f"rank {rank}: {table}"
         )
     collective_assert(table[0].tolist()[1:] == [0.0, 0.0], "rank 0 is the measure of all")
+
+
+def test_nobody_starts_before_the_moment_that_follows_the_last_ones_coming(
+    team: Team, comm: MPI.Comm, collective_assert: Callable[..., None]
+) -> None:
+    """A rank that took its clock for rank 0's would start at once, or 0.1 s late, or never."""
+    mine = OFFSETS[team.rank % len(OFFSETS)]
+    time.sleep(0.03 * team.rank)
+    came = time.perf_counter()
+    offsets = np.array([OFFSETS[rank % len(OFFSETS)] for rank in range(team.size)])
+    start_together(team, offsets, lambda: time.perf_counter() + mine)
+    started = time.perf_counter()
+    # Clocks with injected offsets are added up in float64, as the largest of them is 1000 s.
+    start = max(comm.allgather(came)) + START_AHEAD - 1e-9
+    collective_assert(started >= start, f"{start - started} s too early")
 
 
 def test_drift_shows_between_two_measurements(

@@ -80,7 +80,7 @@ def test_the_eager_limit_is_where_sends_begin_to_need_their_receiver(
     team: Team, comm: MPI.Comm, collective_assert: Check
 ) -> None:
     Links(team, None, "poll").latency(0, 1, 0.01)  # Ranks are connected when they talk first.
-    found = eager_limit(team, 0, 1)
+    found = eager_limit(team, 0, 1, lambda nbytes: nbytes / 1e9)
     # No library sends 16 MiB to a receiver that is not there, and all have some room for what is small.
     collective_assert(64 <= found < LARGEST_EAGER, str(found))
     collective_assert(len(set(comm.allgather(found))) == 1)
