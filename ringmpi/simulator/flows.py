@@ -75,6 +75,18 @@ class Flows:
             _turned(values, -self.turn) if self.turn else _spread(values, self.receivers, size, -np.inf)
         )
 
+    def sent_by(self, ranks: Ranks, size: int) -> Ranks:
+        """Return the flow that each of some ranks sends, or -1."""
+        if self.turn is not None:
+            return ranks
+        return _spread(np.arange(len(self.senders)), self.senders, size, -1)[ranks]
+
+    def received_by(self, ranks: Ranks, size: int) -> Ranks:
+        """Return the flow that each of some ranks receives, or -1."""
+        if self.turn:
+            return np.asarray((ranks - self.turn) % size)
+        return _spread(np.arange(len(self.receivers)), self.receivers, size, -1)[ranks]
+
     def sent(self, size: int) -> dict[str, Array]:
         """Return what every rank sends, by the names of `Load.SENT`; always the same object."""
         if not self._sent:
@@ -113,6 +125,6 @@ def _turned(values: Array, by: int) -> Array:
 
 
 def _spread(values: Array, ranks: Ranks, size: int, none: float) -> Array:
-    spread = np.full(size, none)
+    spread = np.full(size, none, values.dtype)
     spread[ranks] = values
     return spread

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -109,12 +109,16 @@ class _Sent:
     arrival: Array
     posted: Array
 
+    @cached_property
+    def seen(self) -> Array:
+        """When its receiver sees each arrive, which it cannot before it has posted the receive."""
+        if not self.flows.any_eager:
+            return self.arrival
+        return np.maximum(self.arrival, self.flows.of_receivers(self.posted))
+
     def received(self) -> Array:
-        """Return when each rank sees them arrive, which it cannot before it has posted the receive."""
-        arrival = self.arrival
-        if self.flows.any_eager:
-            arrival = np.maximum(arrival, self.flows.of_receivers(self.posted))
-        return self.flows.by_receiver(arrival, len(self.posted))
+        """Return when each rank sees them arrive."""
+        return self.flows.by_receiver(self.seen, len(self.posted))
 
     def sent(self) -> Array:
         """Return when each rank is done with sending, which it is at once with eager ones."""
@@ -135,19 +139,19 @@ def _awaited(arrived: Sequence[_Sent], ranks: NDArray[np.intp]) -> tuple[Array, 
     """
     peer, posted, latest = (np.full(len(ranks), fill) for fill in (np.nan, np.nan, -np.inf))
     for what in arrived:
-        flows, size = what.flows, len(what.posted)
-        seen = flows.by_sender(np.where(flows.eager, -np.inf, what.arrival), size)[ranks]
-        whose = flows.by_sender(flows.receivers.astype(np.float64), size)[ranks]
+        flows = what.flows
+        mine = flows.sent_by(ranks, len(what.posted))
+        seen = np.where((mine < 0) | flows.eager[mine], -np.inf, what.arrival[mine])
+        whose = flows.receivers[mine]
         last = (seen > latest) | (np.isfinite(seen) & (seen == latest) & (whose > peer))
         peer, latest = np.where(last, whose, peer), np.where(last, seen, latest)
     received = np.zeros(len(ranks), bool)
     for what in arrived:
-        flows, size = what.flows, len(what.posted)
-        seen = what.received()[ranks]
-        whose = flows.by_receiver(flows.senders.astype(np.float64), size)[ranks]
-        when = flows.by_receiver(what.posted[flows.sending], size)[ranks]
+        flows = what.flows
+        mine = flows.received_by(ranks, len(what.posted))
+        seen, whose = np.where(mine < 0, -np.inf, what.seen[mine]), flows.senders[mine]
         last = (seen > latest) | (np.isfinite(seen) & (seen == latest) & (~received | (whose > peer)))
-        peer, posted = np.where(last, whose, peer), np.where(last, when, posted)
+        peer, posted = np.where(last, whose, peer), np.where(last, what.posted[whose], posted)
         latest, received = np.where(last, seen, latest), received | last
     return peer, posted
 
