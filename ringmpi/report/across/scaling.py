@@ -25,7 +25,6 @@ from ringmpi.report.text import milliseconds
 from ringmpi.schedule import Pass
 from ringmpi.store import ResultFile
 
-
 #: Names of files that a sentence has room for.
 MOST_NAMES = 3
 
