@@ -4,6 +4,6 @@ Rooms are by what they look at. Each yields facts; a fact that something is miss
 or module that helps. Under a launcher rank 0 prints the page, and what differs on other ranks.
 """
 
-from ringmpi.doctor.examine import examine
+from ringmpi.doctor.examination import examine
 
 __all__ = ["examine"]

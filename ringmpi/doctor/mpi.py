@@ -26,6 +26,15 @@ Environment = Mapping[str, str]
 LIBRARY_FILE = re.compile(r"libmpi(?:ch)?(?:_[a-z]+(?:_\w+)?)?\.so[.\d]*")
 NOT_THE_LIBRARY = ("libmpi_mpifh", "libmpi_usempi", "libmpi_cxx", "libmpi_java")
 
+#: Names and versions in what libraries say of themselves. Cray's is an MPICH too, and comes before it.
+NAMES = (
+    re.compile(r"(CRAY MPICH) version ([\d.]+)"),
+    re.compile(r"(Open MPI) v([\w.]+)"),
+    re.compile(r"(Intel\(R\) MPI Library) ([\d.]+)"),
+    re.compile(r"(MVAPICH\w*) Version\s*: ([\w.]+)"),
+    re.compile(r"(MPICH) Version\s*: ([\w.]+)"),
+)
+
 #: Asked of a process of its own, which ends if MPI ends it.
 QUESTION = (
     "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers, thread_level; "
@@ -42,7 +51,7 @@ def library(environment: Environment) -> tuple[str, list[Fact]]:
         mpi = load_mpi()
     except (ImportError, RuntimeError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = way_to("mpich, or your site's MPI library", "pip install mpich", environment)
+        remedy = way_to("mpich", "pip install mpich", environment)
         return "", [Fact("mpi", f"no MPI library found ({first})", remedy)]
     name = short_name(mpi)
     files = library_files(loaded_libraries())
@@ -59,13 +68,16 @@ def library(environment: Environment) -> tuple[str, list[Fact]]:
 
 
 def short_name(mpi: Any) -> str:
-    """Return the name and version of the library in a few words, such as ``Open MPI 5.0.11``. Local."""
+    """Return the name and version of the library in a few words, such as ``Open MPI 5.0.11``. Local.
+
+    Not all that the library says of itself: Open MPI tells who built it, and where.
+    """
     text = library_name(mpi)
-    if "MPICH Version" in text and "CRAY" not in text.upper():
-        return f"MPICH {'.'.join(map(str, mpi.get_vendor()[1]))}"
-    if text.startswith("Open MPI"):
-        return text.replace("Open MPI v", "Open MPI ").partition(",")[0]
-    return text.partition(":")[0]
+    for form in NAMES:
+        found = form.search(text)
+        if found is not None:
+            return " ".join(found.groups())
+    return text.partition(",")[0]
 
 
 def library_files(loaded: list[str]) -> list[str]:

@@ -66,7 +66,7 @@ class Page:
 
     def _print(self, line: str) -> None:
         if self._console is not None:
-            self._console.print(anonymous(line, self._environment), soft_wrap=True)
+            self._console.print(anonymous(line, self._environment), soft_wrap=True, markup=False)
             self._console.file.flush()
 
 

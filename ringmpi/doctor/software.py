@@ -57,7 +57,7 @@ def files(environment: Environment) -> Iterator[Fact]:
     remedy = ""
     if "parallel: yes" not in told:
         remedy = "for --io mpio: " + way_to(
-            "h5py-parallel, or what your site calls it",
+            "h5py-parallel",
             "CC=mpicc HDF5_MPI=ON pip install --no-binary=h5py h5py",
             environment,
         )
