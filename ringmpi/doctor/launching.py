@@ -31,6 +31,9 @@ PLUGINS = (
     ("", ("pmi2", "pmix")),
 )
 
+#: Slurm's library of PMI-2, which lies in the same tree as srun.
+PMI2 = "libpmi2.so*"
+
 #: Seconds for Slurm's controller to tell its settings.
 CONTROLLER_LIMIT = 10.0
 
@@ -106,7 +109,7 @@ def slurm(environment: Environment, library: str) -> Iterator[Fact]:
     known = f", {default} unless --mpi says otherwise" if default else ""
     yield Fact("slurm mpi", f"plugins: {', '.join(plugins) or 'none told'}{known}")
     if library:
-        yield fitting(library, plugins, default)
+        yield _with_own_library(fitting(library, plugins, default), path, library, environment)
 
 
 def works(version: str) -> bool:
@@ -144,6 +147,19 @@ def fitting(library: str, plugins: list[str], default: str = "") -> Fact:
     if default.partition("_v")[0] in wanted:
         return Fact("srun", f"srun fits {library} as it is")
     return Fact("srun", f"fits {library} with --mpi={usable[0]}", f"export SLURM_MPI_TYPE={usable[0]}")
+
+
+def _with_own_library(fact: Fact, srun: str, library: str, environment: Environment) -> Fact:
+    """Return the fact, and for Intel MPI that it must be shown Slurm's own library of PMI-2."""
+    missing = library.startswith("Intel") and not environment.get("I_MPI_PMI_LIBRARY")
+    if not missing or fact.name == PROBLEM:
+        return fact
+    prefix = Path(srun).resolve().parent.parent
+    found_there = sorted(file for name in ("lib64", "lib") for file in prefix.glob(f"{name}/{PMI2}"))
+    found_there += sorted(prefix.glob(f"lib/*/{PMI2}"))
+    place = found_there[0] if found_there else "PATH/OF/libpmi2.so"
+    export = f"{fact.remedy or 'export'} I_MPI_PMI_LIBRARY={place}"
+    return Fact(fact.name, f"{fact.value}, and with Slurm's libpmi2.so", export)
 
 
 def _default_plugin(environment: Environment) -> str:

@@ -403,6 +403,23 @@ class TestSlurm:
         assert (facts["srun"].remedy == "") == fits
         assert ("as it is" in facts["srun"].value) == fits
 
+    @pytest.mark.parametrize("there", [True, False], ids=["in Slurm's tree", "elsewhere"])
+    def test_intel_mpi_must_be_shown_slurms_own_library(self, folder: Path, there: bool) -> None:
+        program(folder / "srun", VERSION, LIST)
+        place = folder.parent / "lib" / "x86_64-linux-gnu" / "libpmi2.so.0"
+        if there:
+            place.parent.mkdir(parents=True)
+            place.touch()
+
+        shown = told(launching.slurm(here(), INTEL))["srun"]
+        known = told(launching.slurm(here() | {"I_MPI_PMI_LIBRARY": "/x"}, INTEL))["srun"]
+        other = told(launching.slurm(here(), MPICH))["srun"]
+
+        library = place if there else "PATH/OF/libpmi2.so"
+        assert shown.value.endswith("with Slurm's libpmi2.so")
+        assert shown.remedy == f"export SLURM_MPI_TYPE=pmi2 I_MPI_PMI_LIBRARY={library}"
+        assert known.remedy == other.remedy == "export SLURM_MPI_TYPE=pmi2"
+
 
 class TestSoftware:
     def test_the_compiler_is_told(self, folder: Path) -> None:
