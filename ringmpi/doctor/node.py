@@ -34,12 +34,13 @@ def shared_memory(place: Path = SHARED_MEMORY) -> Iterator[Fact]:
     except OSError as error:
         yield Fact(PROBLEM, f"{place}: {error.strerror}; MPI needs it between ranks of a node")
         return
-    size = status.f_frsize * status.f_blocks
-    yield Fact("shared memory", f"{place}, {status.f_frsize * status.f_bavail / 1e9:.2f} GB free")
-    if size <= LEAST_SHARED_NBYTES:
+    size, free = (status.f_frsize * blocks for blocks in (status.f_blocks, status.f_bavail))
+    # Not what is free, which changes while ranks are asked: they would seem to differ.
+    yield Fact("shared memory", f"{place}, {size / 1e9:.2f} GB")
+    if free <= LEAST_SHARED_NBYTES:
         yield Fact(
             PROBLEM,
-            f"{place} has only {size / 1e6:.0f} MB, and ranks of a node may end with a bus error",
+            f"{place} has only {free / 1e6:.0f} MB free: ranks of a node may end with a bus error",
             f"mount -o remount,size=1g {place}, or docker run --shm-size=1g",
         )
 

@@ -550,16 +550,20 @@ class TestNode:
 
         assert facts["threads"].value == "OMP_NUM_THREADS=3, MKL_NUM_THREADS=2, as it was set"
 
-    @pytest.mark.parametrize(("nbytes", "small"), [(64 * 2**20, True), (2**30, False)])
+    @pytest.mark.parametrize(
+        ("nbytes", "free", "small"),
+        [(64 * 2**20, 64 * 2**20, True), (2**30, 2**20, True), (2**30, 2**29, False)],
+        ids=["of a container", "nearly full", "enough"],
+    )
     def test_little_shared_memory_is_a_problem(
-        self, monkeypatch: pytest.MonkeyPatch, nbytes: int, small: bool
+        self, monkeypatch: pytest.MonkeyPatch, nbytes: int, free: int, small: bool
     ) -> None:
-        status = SimpleNamespace(f_frsize=4096, f_blocks=nbytes // 4096, f_bavail=nbytes // 4096)
+        status = SimpleNamespace(f_frsize=4096, f_blocks=nbytes // 4096, f_bavail=free // 4096)
         monkeypatch.setattr(os, "statvfs", lambda place: status)
 
         facts = told(node.shared_memory())
 
-        assert f"{nbytes / 1e9:.2f} GB free" in facts["shared memory"].value
+        assert facts["shared memory"].value == f"/dev/shm, {nbytes / 1e9:.2f} GB"
         assert (PROBLEM in facts) == small
         if small:
             assert "docker run --shm-size" in facts[PROBLEM].remedy
