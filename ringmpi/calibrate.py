@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +52,7 @@ from ringmpi.model.calibration import (
     machine_toml,
 )
 from ringmpi.model.machine import INTER, INTRA, Curve, Points
-from ringmpi.provenance import processor
+from ringmpi.provenance import command_line, processor
 from ringmpi.report.console import speak
 from ringmpi.report.tables import described
 from ringmpi.schedule import Pass
@@ -201,7 +200,7 @@ class Measuring:
         kind = INTER if INTER in links else INTRA
         return Calibration(
             header=[
-                shlex.join(["ringmpi", *sys.argv[1:]]),
+                command_line(),
                 f"{now}, {team.size} rank(s) on {', '.join(hosts[:8])}",
                 f"{self._job.library}; {processor()}",
                 *emulated,

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ringmpi.comm.launcher import launch_from_environment, limit_blas_threads
+from ringmpi.comm.launcher import launch_from_environment
+from ringmpi.comm.threads import limit_blas_threads
 from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, RingMPIError
 
 if TYPE_CHECKING:

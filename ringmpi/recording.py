@@ -5,8 +5,6 @@ Only rank 0 has a writer. Every method is collective, so that no rank is left wi
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from ringmpi.config import Experiment
 from ringmpi.devices import PACED
 from ringmpi.layout import Layout
 from ringmpi.metrics import Clocks
-from ringmpi.provenance import machine_facts
+from ringmpi.provenance import command_line, machine_facts
 from ringmpi.schedule import Pass
 from ringmpi.store import TIMINGS, ResultWriter
 from ringmpi.trace import RECORD
@@ -95,6 +93,7 @@ RANK_COLUMNS = {
     "compile_s": ("s", "compiling the native device, or waiting for it; in no other quantity"),
     "threads": ("1", "of the native device; with another one those that BLAS may use, 0 if unknown"),
     "affinity": ("", "cores it may run on"),
+    "cpu_quota": ("1", "cores' worth of time that its control group has; 0 for no limit"),
     "shard_len": ("token", "keys owned"),
     "query_shard_len": ("token", "queries owned"),
     "held_forward_nbytes": ("B", "buffers of the forward pass, beside the rank's own tensors"),
@@ -184,7 +183,7 @@ class Recording:
         """Write what rank 0 knows, and let the file appear."""
         if self.writer is None:
             return
-        self.writer.describe(self._experiment, shlex.join(["ringmpi", *sys.argv[1:]]))
+        self.writer.describe(self._experiment, command_line())
         if signal_number is not None:
             self.writer.mark_interrupted(signal_number)
         self.writer.facts("inputs", digests)
@@ -221,17 +220,20 @@ def write_clocks(writer: ResultWriter, measured: Array) -> None:
 def oversubscribed(facts: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether some node has more threads than cores that its ranks may run on. Local.
 
-    Paced ranks are not counted: they sleep.
+    Paced ranks are not counted: they sleep. A control group that limits their time is that of the whole job.
 
     >>> two = [{"hostname": "a", "affinity": core, "threads": 1} for core in "01"]
     >>> oversubscribed(two), oversubscribed([*two, {"hostname": "a", "affinity": "0,1", "threads": 0}])
     (False, True)
     >>> oversubscribed([{"hostname": "a", "affinity": "0,1", "threads": 3}])
     True
+    >>> oversubscribed([rank | {"cpu_quota": 1.5} for rank in two])
+    True
     """
     for host in {fact["hostname"] for fact in facts}:
         here = [f for f in facts if f["hostname"] == host and f.get("device") != PACED]
         cores = {core for fact in here for core in fact["affinity"].split(",")}
-        if sum(max(1, fact["threads"]) for fact in here) > len(cores):
+        quotas = [fact["cpu_quota"] for fact in here if fact.get("cpu_quota")]
+        if sum(max(1, fact["threads"]) for fact in here) > min([len(cores), *quotas]):
             return True
     return False

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +23,7 @@ from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError
 from ringmpi.model.machine import INTER, INTRA, Connection, Machine, constant, read_machine
 from ringmpi.model.prices import Task
+from ringmpi.provenance import command_line
 from ringmpi.recording import CLOCK_COLUMNS, write_clocks, write_ranks
 from ringmpi.schedule import Pass, check_heads, inner_ranks
 from ringmpi.simulator.disturbance import (
@@ -247,6 +246,7 @@ def simulate(scenario: Scenario, track: Track) -> Path:
                     "paced_flops": 0.0,
                     "threads": 1,
                     "affinity": "",
+                    "cpu_quota": 0.0,
                     "shard_len": layouts["k"].shard_len(rank),
                     "query_shard_len": layouts["q"].shard_len(rank),
                     "held_forward_nbytes": int(held[Pass.FORWARD][rank]),
@@ -261,7 +261,7 @@ def simulate(scenario: Scenario, track: Track) -> Path:
         write_clocks(writer, np.zeros((1, scenario.ranks, len(CLOCK_COLUMNS))))
         writer.facts("machine", _facts(scenario, exact))
         writer.facts("inputs", {})
-        writer.describe(experiment, shlex.join(["ringmpi", *sys.argv[1:]]), kind="simulated")
+        writer.describe(experiment, command_line(), kind="simulated")
         writer.verdicts("none", [])
         writer.commit()
     return path

@@ -31,6 +31,7 @@ from ringmpi.encoding import MARK, decode, encode
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.metrics import Clocks, Timings
+from ringmpi.redaction import redacted
 from ringmpi.schedule import Pass, Step
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
@@ -125,12 +126,15 @@ class ResultWriter:
 
     def describe(self, experiment: Experiment, command: str, kind: str = "measured") -> None:
         """Write what the file is and how it was made."""
+        record = experiment.record()
+        # Not the input: `verify` reads it again.
+        record["output"] = None if record["output"] is None else redacted(str(record["output"]))
         self._file.attrs.update(
             {
                 "kind": kind,
                 "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                 "ringmpi_version": ringmpi.__version__,
-                "config": json.dumps(experiment.record()),
+                "config": json.dumps(record),
                 "command": _storable(command),
             }
         )
@@ -290,6 +294,11 @@ class ResultFile:
         """The signal that ended the run early, if one did."""
         number = self._file.attrs.get("interrupted")
         return None if number is None else int(number)
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether it had more ranks or threads than cores, so that its times mean little."""
+        return bool(self.facts("machine").get("oversubscribed"))
 
     @property
     def has_inputs(self) -> bool:

@@ -23,6 +23,7 @@ import numpy as np
 from ringmpi.comm.launcher import find_launcher, shown
 from ringmpi.comm.link import network_of
 from ringmpi.comm.signals import HEEDED_SIGNALS
+from ringmpi.comm.threads import inherited_environment
 from ringmpi.config import Experiment, experiment_from, options, parse
 from ringmpi.devices import slowness
 from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
@@ -218,7 +219,7 @@ class Sweep:
         make_console(TABLE_WIDTH).print(table)
         if any("*" in row["time ms"] for row in rows):
             self._console.print(
-                "* more ranks or threads than cores: the time shows correctness, not speed"
+                "* more ranks or threads than cores: the time shows correctness, not speed; no efficiency"
             )
         path = self.directory / "sweep.csv"
         with path.open("w", newline="") as file:
@@ -285,7 +286,7 @@ def _row(point: Point, base: Point) -> dict[str, str]:
             row["mean error"], row["single mean"] = f"{out.mean_abs:.2e}", f"{out.single_mean:.2e}"
         timings = result.timings()
         if len(timings.records):
-            crowded = bool(result.facts("machine").get("oversubscribed"))
+            crowded = result.oversubscribed
             spans = makespans(timings)
             row["time ms"] = milliseconds(float(np.median(spans))) + ("*" if crowded else "")
             row["min to max"] = f"{milliseconds(spans.min())} to {milliseconds(spans.max())}"
@@ -313,13 +314,13 @@ def _backward(result: ResultFile, verdicts: Sequence[Verdict], mark: str) -> dic
 
 
 def _efficiency(point: Point, base: Point, seconds: float) -> float:
-    """Return the rank-seconds of the base over those of the point; NaN without a base."""
+    """Return the rank-seconds of the base over those of the point; NaN without a base to go by."""
     result = base.result()
     if result is None:
         return float("nan")
     with result:
         timings = result.timings()
-        if not len(timings.records):
+        if result.oversubscribed or not len(timings.records):
             return float("nan")
         before = float(np.median(makespans(timings)))
     return base.ranks * before / (point.ranks * seconds)
@@ -344,7 +345,13 @@ def _passing_signals_on() -> Iterator[Callable[[list[str], Any], int]]:
             child.send_signal(number)
 
     def start(command: list[str], output: Any) -> int:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=inherited_environment(),
+        )
         children.append(child)
         while True:
             try:

@@ -5,7 +5,6 @@ What is allowed stands in `ringmpi.comparison`.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi import reference
+from ringmpi.comm.cores import available_cores
+from ringmpi.comm.threads import blas_threads
 from ringmpi.comparison import Comparison, Sizes, Verdict, gradient_sizes, largest_of, rounding_of
 from ringmpi.config import Experiment, verify_rows
 from ringmpi.encoding import numpy_dtype
@@ -80,7 +81,7 @@ def verify(
     """
     tasks = [(b, h) for b in range(experiment.batch) for h in range(experiment.kv_heads)]
     stop = threading.Event()
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(max(1, available_cores() // max(1, blas_threads()))) as pool:
         heads = [
             pool.submit(_verify_group, outputs, _Group(problem, experiment, *task), stop)
             for task in tasks

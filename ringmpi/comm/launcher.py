@@ -15,16 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ringmpi.comm.cores import available_cores
 from ringmpi.errors import ConfigError, LaunchError
 
+#: Slurm's number of processes of a step. SLURM_NTASKS is also set in the batch script itself, which is one
+#: process, so only the variables of a step count.
+SLURM_STEP = "SLURM_STEP_NUM_TASKS"
+
 #: (number of processes, own rank) as set by each launcher, the most specific first: Open MPI's mpiexec;
-#: Hydra (MPICH, Intel MPI) and PALS; Slurm's srun. SLURM_NTASKS is also set in the batch script
-#: itself, which is one process, so only the variables of a step count.
+#: mpirun_rsh of MVAPICH2; Hydra (MPICH, Intel MPI, MVAPICH) and PALS; Slurm's srun.
 VARIABLES = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
-    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    (SLURM_STEP, "SLURM_PROCID"),
 )
+
+
+#: Seconds for a launcher to tell its version, which may have to come over a network first.
+VERSION_LIMIT = 30
 
 
 @dataclass(frozen=True)
@@ -94,16 +103,10 @@ def check_size(launch: Launch, library: str, size: int) -> None:
         )
 
 
-def default_threads(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the threads a rank may use: what Slurm gave each task, else one. Local."""
+def cpus_per_task(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the cores that Slurm gives each task, where it was asked for a number of them. Local."""
     given = environment.get("SLURM_CPUS_PER_TASK", "")
-    return int(given) if given.isdigit() else 1
-
-
-def limit_blas_threads() -> None:
-    """Set the thread counts of BLAS libraries where nobody has; they are read when NumPy loads. Local."""
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(variable, str(default_threads()))
+    return int(given) if given.isdigit() and int(given) else None
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ class Launcher:
         flags are added only there and only then, since other launchers reject them.
         """
         if self.family == "slurm":
-            cores = ["--cpus-per-task", str(default_threads())]
+            cores = ["--cpus-per-task", str(cpus_per_task() or 1)]
             return [self.path, "--ntasks", str(ranks), *cores, *program]
         flags = []
         if self.family == "openmpi":
@@ -136,11 +139,6 @@ class Launcher:
             if ranks > available_cores():
                 flags.append("--oversubscribe")
         return [self.path, *flags, "-n", str(ranks), *program]
-
-
-def available_cores() -> int:
-    """Return the cores that this process may run on. Local."""
-    return len(os.sched_getaffinity(0))
 
 
 def find_launcher(name: str = "auto") -> Launcher:
@@ -168,21 +166,35 @@ def find_launcher(name: str = "auto") -> Launcher:
     for candidate in candidates:
         path = shutil.which(candidate)
         if path:
-            return Launcher(path, _family(path))
+            return Launcher(path, family_of(path))
     raise ConfigError(
         f"launcher={name}: no such command on this machine; install an MPI library "
         f"(pip install mpich) or name its mpiexec"
     )
 
 
-def _family(path: str) -> str:
-    answer = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, timeout=30, check=False
-    )
-    text = (answer.stdout + answer.stderr).lower()
+def family_of(path: str) -> str:
+    """Return the family of a command that starts MPI jobs, as `Launcher` has it. Local; starts a process."""
+    text = version_of(path).lower()
     if "open mpi" in text or "openrte" in text or "prrte" in text:
         return "openmpi"
     return "slurm" if text.startswith("slurm") or Path(path).name == "srun" else "hydra"
+
+
+def version_of(path: str) -> str:
+    """Return what a launcher says of itself; nothing if it fails. Local; starts a process."""
+    try:
+        answer = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=VERSION_LIMIT,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout + answer.stderr
 
 
 def shown(command: list[str]) -> str:

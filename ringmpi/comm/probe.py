@@ -45,14 +45,14 @@ def takes_device_pointers() -> bool:
     Asked by the function that Open MPI and MPICH have for it; a library without it does not say so. MPI
     must be initialised: MPICH ends the process otherwise.
     """
-    for path in _loaded_libraries():
+    for path in loaded_libraries():
         query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
         if query is not None:
             return bool(query())
     return False
 
 
-def _loaded_libraries() -> list[str]:
+def loaded_libraries() -> list[str]:
     """Return the files that are mapped into this process and look like an MPI library."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     files = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}

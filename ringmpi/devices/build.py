@@ -2,7 +2,8 @@
 
 A name in the cache says all that the library depends on: sources, flags, compiler and CPU. A library appears
 under its name as a whole, sealed with its own digest; it is loaded only from where nobody else can have put
-it. Of the processes of a node one compiles, and the others wait for it. Starts processes, so all but
+it. Of the processes of a node one compiles, and the others wait for it. In a scheduler's job, whose nodes
+share a home, it is loaded from the node's own folder, where it is copied once. Starts processes, so all but
 `find` must come before MPI is initialised.
 """
 
@@ -63,6 +64,9 @@ VERSION_LIMIT = 20.0
 
 #: Seconds between looks at the lock or the compiler.
 NAP = 0.02
+
+#: Set in the job of a scheduler: Slurm, PBS and Torque, LSF.
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 #: Bytes of SHA-256, which ends every library.
 SEAL = 32
@@ -230,9 +234,9 @@ def build(recipe: Recipe, limit: float = COMPILE_LIMIT, stopped: Stopped = _neve
     """
     started, since = time.monotonic(), time.time()
     version = compiler_version(recipe.compiler, min(limit, VERSION_LIMIT), stopped)
-    found = find(recipe, version)
-    if found is not None:
-        return Built(found, 0.0)
+    before = find(recipe, version)
+    if before is not None and _is_near(before):
+        return Built(before, 0.0)
     name = _name(recipe, _digest([version]))
     with _one_at_a_time(name, started + limit, stopped):
         found = find(recipe, version)
@@ -245,7 +249,9 @@ def build(recipe: Recipe, limit: float = COMPILE_LIMIT, stopped: Stopped = _neve
             except MissingCapabilityError as error:
                 _note_failure(name, str(error))
                 raise
-    return Built(found, time.monotonic() - started)
+        else:
+            found = _brought_near(found)
+    return Built(found, 0.0 if before is not None else time.monotonic() - started)
 
 
 def compiler_version(compiler: Sequence[str], limit: float, stopped: Stopped = _never) -> str:
@@ -264,8 +270,12 @@ def compiler_version(compiler: Sequence[str], limit: float, stopped: Stopped = _
     return text.strip()
 
 
-def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """Return where libraries may lie, the preferred place first. Local."""
+def folders(environment: Mapping[str, str] | None = None) -> list[Path]:
+    """Return where libraries may lie, the preferred place first. Local.
+
+    In the job of a scheduler that is the node's own folder, unless ``RINGMPI_CACHE`` names one.
+    """
+    environment = os.environ if environment is None else environment
     found = []
     if environment.get("RINGMPI_CACHE"):
         found.append(Path(environment["RINGMPI_CACHE"]).absolute())
@@ -275,8 +285,34 @@ def folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
         with suppress(RuntimeError):  # No HOME, and no entry for this user either.
             found.append(Path.home() / ".cache" / "ringmpi")
     with suppress(OSError):  # No folder for temporary files either.
-        found.append(node_folder())
+        near_first = _in_job(environment) and not environment.get("RINGMPI_CACHE")
+        found.insert(0 if near_first else len(found), node_folder())
     return found
+
+
+def _in_job(environment: Mapping[str, str]) -> bool:
+    return any(name in environment for name in JOB_VARIABLES)
+
+
+def _is_near(library: Path) -> bool:
+    """Return whether there is no use in a copy of a library in the node's own folder."""
+    preferred = folders()[:1]
+    return preferred == [library.parent] or preferred != [_lock_place()]
+
+
+def _brought_near(library: Path) -> Path:
+    """Return a library where this node has it for itself; as it is where it cannot be copied there.
+
+    From a home over a network every process of every node would map it, and lose it with the home.
+    """
+    if _is_near(library):
+        return library
+    near = folders()[0] / library.name
+    try:
+        data = library.read_bytes()[:-SEAL]
+    except OSError:
+        return library
+    return near if _keep(data, near) is None and _is_sound(near) else library
 
 
 def passed_over(path: Path) -> list[str]:
@@ -340,10 +376,21 @@ def _make(recipe: Recipe, name: str, limit: float, stopped: Stopped) -> Path:
     for folder in folders():
         refusal = _unusable(folder) or _keep(data, folder / name)
         if refusal is None:
+            _keep_for_later(data, name)
             return folder / name
         refused.append(refusal)
     told = "; ".join(refused) or "no home and no temporary files"
     raise MissingCapabilityError(f"no folder to keep it in ({told}); set RINGMPI_CACHE to one")
+
+
+def _keep_for_later(data: bytes, name: str) -> None:
+    """Where the node's own folder comes first, put a library also where other nodes and later jobs look."""
+    near, *others = folders()
+    if near != _lock_place():
+        return
+    for folder in others:
+        if _unusable(folder) is None and not _is_sound(folder / name):
+            _keep(data, folder / name)
 
 
 def _unusable(folder: Path) -> str | None:

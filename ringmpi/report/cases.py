@@ -84,7 +84,7 @@ def _row(result: ResultFile, direction: Pass) -> Row:
         "ranks": str(result.size),
         "pass": direction.value,
         "fastest": "",
-        "oversubscribed": "yes" if machine.get("oversubscribed") else "",
+        "oversubscribed": "yes" if result.oversubscribed else "",
     }
     held = f"ranks/held_{direction.value}_nbytes"
     if result.has(held):

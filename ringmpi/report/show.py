@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmpi.errors import ConfigError, MissingCapabilityError, check_choice
-from ringmpi.report.across import FIGURES, NEEDS
+from ringmpi.report.across import FIGURES, LEFT_OUT, NEEDS
 from ringmpi.report.compare import compare
 from ringmpi.report.page import write_page
 from ringmpi.report.perfetto import write_trace
@@ -105,6 +105,8 @@ def report_files(paths: Sequence[str], asked: Asked) -> None:
             for group, path in groups:
                 _write(write, group, path, option)
                 console.print(f"# {what}: {path}", soft_wrap=True)
+        if asked.plot and asked.figure in LEFT_OUT and (left_out := LEFT_OUT[asked.figure](results)):
+            console.print(f"# {left_out}", soft_wrap=True)
 
 
 def _write(write: Write, results: Sequence[ResultFile], path: Path, option: str) -> None:
@@ -136,7 +138,9 @@ def _drawing(figure: str) -> Write:
             return
         charts = FIGURES[figure](results)
         if not charts:
-            raise ConfigError(f"figure={figure} needs {NEEDS[figure]}")
+            left_out = LEFT_OUT[figure](results) if figure in LEFT_OUT else ""
+            told = f". {left_out}" if left_out else ""
+            raise ConfigError(f"figure={figure} needs {NEEDS[figure]}{told}")
         draw_charts(charts, path)
 
     return draw

@@ -82,7 +82,7 @@ def describe(result: ResultFile, console: Console) -> None:
     else:
         console.print(f"# mpi      {machine.get('mpi_library')}, {machine.get('processor')}")
         console.print(f"# device   {_devices(result)}")
-    if machine.get("oversubscribed"):
+    if result.oversubscribed:
         console.print(
             "# note     more ranks or threads than cores: results are right, times mean little"
         )

@@ -23,7 +23,7 @@ ON_TWO_NODES = Scenario(
     4, f"{PACED} --dtype float32,bfloat16 --link-map {MAP} --output new/my.toml", timeout=90
 )
 ALONE = Scenario(1, f"{PACED} --output my.toml")
-REAL = Scenario(2, f"{SMALL} --device numpy --output my.toml")
+REAL = Scenario(2, f"{SMALL} --device numpy --output my.toml", env={"RINGMPI_TEST_WATCH": "processes"})
 
 
 @pytest.mark.parametrize("ended", [ON_TWO_NODES], indirect=True)

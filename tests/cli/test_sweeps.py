@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from running import Ended, Queue, Running, Scenario, command_line, launcher, under_open_mpi
 
-from ringmpi.comm.launcher import available_cores
+from ringmpi.comm.cores import available_cores
 from ringmpi.metrics import by_rank, makespans
 from ringmpi.schedule import METHODS, Pass
 from ringmpi.store import ResultFile

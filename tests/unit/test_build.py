@@ -409,6 +409,89 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "stat", stat)
 
 
+class TestInTheJobOfAScheduler:
+    """Its nodes share a home, and each has a folder of its own."""
+
+    @pytest.fixture
+    def home(self, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.delenv("RINGMPI_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("SLURM_JOB_ID", "17")
+        return tmp_path / "home" / "ringmpi"
+
+    @pytest.fixture
+    def own(self, node: Path) -> Path:
+        return node / f"ringmpi-{os.geteuid()}"
+
+    @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"])
+    def test_the_nodes_own_folder_comes_first(self, own: Path, variable: str) -> None:
+        places = {"XDG_CACHE_HOME": "/b"}
+
+        assert folders(places) == [Path("/b/ringmpi"), own]
+        assert folders(places | {variable: "17"}) == [own, Path("/b/ringmpi")]
+        assert folders(places | {variable: "17", "RINGMPI_CACHE": "/a"}) == [Path("/a"), own]
+
+    def test_what_is_compiled_is_kept_for_other_jobs_too(
+        self, home: Path, own: Path, recipe: Recipe, log: Path
+    ) -> None:
+        built = build(recipe)
+
+        assert built.path.parent == own
+        assert left_in(home) == [built.path.name]
+        assert (home / built.path.name).read_bytes() == built.path.read_bytes()
+        assert build(recipe) == replace(built, seconds=0.0)
+        assert compiled(log) == 1
+
+    @pytest.mark.parametrize("before", ["nothing", "half of one"])
+    def test_one_of_the_home_is_copied_and_loaded_from_the_node(
+        self, home: Path, own: Path, recipe: Recipe, log: Path, before: str
+    ) -> None:
+        first = build(recipe).path
+        first.unlink()
+        if before == "half of one":
+            first.write_bytes((home / first.name).read_bytes()[:99])
+
+        again = build(recipe)
+
+        assert again.path == first
+        assert again.seconds == 0.0
+        assert find(recipe) == first
+        assert answer(first) == 42
+        assert compiled(log) == 1
+        assert [name for name in left_in(own) if name.endswith(".tmp")] == []
+
+    def test_a_node_that_keeps_nothing_takes_that_of_the_home(
+        self, home: Path, own: Path, recipe: Recipe, log: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        name = build(recipe).path.name
+        (own / name).unlink()
+
+        def full(data: bytes, target: Path) -> str:
+            return f"{target.parent}: No space left on device"
+
+        monkeypatch.setattr(module, "_keep", full)
+
+        assert build(recipe).path == home / name
+        assert compiled(log) == 1
+
+    def test_a_home_that_takes_nothing_is_no_hindrance(
+        self, home: Path, own: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc")
+
+        assert build(recipe).path.parent == own
+
+    def test_outside_a_job_nothing_is_copied(
+        self, home: Path, own: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SLURM_JOB_ID")
+
+        path = build(recipe).path
+
+        assert path.parent == home
+        assert [name for name in left_in(own) if name.endswith(".so")] == []
+
+
 class TestTrust:
     def test_a_library_of_another_user_is_not_loaded(
         self, recipe: Recipe, log: Path, monkeypatch: pytest.MonkeyPatch

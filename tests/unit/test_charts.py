@@ -161,13 +161,25 @@ class TestScaling:
             [p.y for p in strong.points]
         )
 
-    def test_oversubscribed_results_are_hollow_and_a_note_says_why(self, tmp_path: Path) -> None:
+    def test_oversubscribed_results_are_left_out_and_a_note_says_so(self, tmp_path: Path) -> None:
         paths = [
-            write_result(tmp_path / f"{size}.h5", size, oversubscribed=size > 2) for size in (1, 2, 3)
+            write_result(tmp_path / f"{size}.h5", size, oversubscribed=size > 2)
+            for size in (1, 2, 3, 4, 5, 6)
         ]
         for chart in charts("scaling", paths):
-            assert [point.hollow for point in chart.series[0].points] == [False, False, True]
-            assert any("more ranks or threads than cores" in note for note in chart.notes)
+            assert [[point.x for point in series.points] for series in chart.series] == [[1, 2]] * 2
+            assert [note for note in chart.notes if note.startswith("Left out")] == [
+                "Left out, having more ranks or threads than cores: 4 (3.h5, 4.h5, 5.h5, ...)."
+            ]
+
+    def test_nothing_is_said_of_left_out_results_where_there_are_none(self, tmp_path: Path) -> None:
+        paths = [write_result(tmp_path / f"{size}.h5", size) for size in (1, 2)]
+        for chart in charts("scaling", paths):
+            assert not any("Left out" in note for note in chart.notes)
+
+    def test_only_oversubscribed_results_are_no_scaling(self, tmp_path: Path) -> None:
+        paths = [write_result(tmp_path / f"{size}.h5", size, oversubscribed=True) for size in (1, 2)]
+        assert charts("scaling", paths) == []
 
     def test_other_problems_are_other_series(self, tmp_path: Path) -> None:
         paths = [

@@ -10,14 +10,14 @@ from ringmpi.comm import launcher as room
 from ringmpi.comm.launcher import (
     Launch,
     Launcher,
-    available_cores,
     check_library,
     check_size,
-    default_threads,
+    cpus_per_task,
+    family_of,
     find_launcher,
     launch_from_environment,
-    limit_blas_threads,
     shown,
+    version_of,
 )
 from ringmpi.errors import BAD_PARAMETER, ConfigError, LaunchError
 
@@ -103,29 +103,13 @@ def test_a_size_that_mpi_knows_is_taken(told: int, seen: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "threads"),
-    [({}, 1), ({"SLURM_CPUS_PER_TASK": "8"}, 8), ({"SLURM_CPUS_PER_TASK": "all"}, 1)],
-    ids=["alone", "Slurm", "no number"],
+    ("environment", "cores"),
+    [({}, None), ({"SLURM_CPUS_PER_TASK": "8"}, 8)]
+    + [({"SLURM_CPUS_PER_TASK": text}, None) for text in ("all", "0", "")],
+    ids=["alone", "Slurm", "no number", "none", "empty"],
 )
-def test_a_rank_may_use_the_threads_that_slurm_gave_it(
-    environment: dict[str, str], threads: int
-) -> None:
-    assert default_threads(environment) == threads
-
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-def test_thread_counts_are_set_only_where_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in THREADS:
-        monkeypatch.setenv(name, "to be removed")  # So that it is put back.
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
-
-    limit_blas_threads()
-
-    assert [os.environ[name] for name in THREADS] == ["3", "8", "8"]
+def test_slurm_tells_the_cores_of_a_task(environment: dict[str, str], cores: int | None) -> None:
+    assert cpus_per_task(environment) == cores
 
 
 @pytest.mark.parametrize("family", ["openmpi", "hydra", "slurm"])
@@ -154,12 +138,6 @@ def test_srun_passes_the_cores_of_a_task_on(monkeypatch: pytest.MonkeyPatch) -> 
     command = Launcher("/slurm/srun", "slurm").command(2, ["program"])
 
     assert command == ["/slurm/srun", "--ntasks", "2", "--cpus-per-task", "8", "program"]
-
-
-def test_cores_are_those_that_this_process_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 7})
-
-    assert available_cores() == 3
 
 
 @pytest.mark.parametrize("word", ["a b", "$HOME", "it's", "größe"])
@@ -275,10 +253,24 @@ class TestFind:
         assert "pip install mpich" in str(refusal.value)
 
 
+@pytest.mark.parametrize("text", ["", "sleep 60", "false"], ids=["nothing", "hangs", "fails"])
+def test_a_launcher_that_does_not_answer_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(room, "VERSION_LIMIT", 0.3)
+    path = tmp_path / "mpiexec"
+    path.write_text(f"#!/bin/sh\nexec {text}\n" if text else "no program")
+    path.chmod(0o755)
+
+    assert version_of(str(path)) == ""
+    assert family_of(str(path)) == "hydra"
+
+
 def test_importing_the_launcher_loads_no_mpi() -> None:
     import subprocess
 
-    program = "import sys, ringmpi.comm.launcher, ringmpi.comm.policy; print('mpi4py' in sys.modules)"
+    rooms = "ringmpi.comm.threads, ringmpi.comm.node, ringmpi.comm.policy"
+    program = f"import sys, {rooms}; print('mpi4py' in sys.modules)"
 
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60

@@ -71,7 +71,7 @@ def test_many_steps_become_pixels_in_an_svg(tmp_path: Path, monkeypatch: pytest.
 def test_figures_of_several_files(tmp_path: Path) -> None:
     paths = [
         write_result(tmp_path / f"{size}-{length}.h5", size, seq_len=length, oversubscribed=size == 2)
-        for size, length in ((1, 64), (2, 64), (2, 128), (2, 16))
+        for size, length in ((1, 64), (2, 64), (2, 128), (2, 16), (3, 64))
     ]
     paths.append(write_result(tmp_path / "m.h5", 2, seq_len=64, method="bidirectional"))
     stall = drawn(tmp_path, *paths, figure="stall")
@@ -112,6 +112,21 @@ def test_one_file_is_too_few_for_figures_of_several(
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
         drawn(tmp_path, write_result(tmp_path / "a.h5", 2), **asked)
+
+
+def test_results_that_scaling_leaves_out_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [write_result(tmp_path / f"{size}.h5", size, oversubscribed=size > 2) for size in (1, 2, 3)]
+    svg = drawn(tmp_path, *paths, figure="scaling")
+    left_out = "Left out, having more ranks or threads than cores: 1 (3.h5)."
+    assert left_out in svg
+    told = [line for line in capsys.readouterr().out.splitlines() if "Left out" in line]
+    assert told == [f"# {left_out}"]
+    drawn(tmp_path, *paths[:2], figure="scaling")
+    assert "Left out" not in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"needs .*\. Left out, .*: 1 \(3\.h5\)\."):
+        drawn(tmp_path, paths[0], paths[2], figure="scaling")
 
 
 def test_nothing_timed_cannot_be_drawn(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ringmpi import provenance as room
 from ringmpi.provenance import (
     SCHEDULER_VARIABLES,
+    TRANSPORT_VARIABLES,
+    command_line,
     machine_facts,
     package_versions,
     peak_nbytes,
@@ -23,13 +28,22 @@ def test_of_the_environment_only_listed_variables_are_kept() -> None:
         "AWS_SECRET_ACCESS_KEY": "secret-1",
         "SLURM_JWT": "secret-2",
         "HOME": "/home/secret-3",
+        # Names that begin like those of a scheduler or a library.
+        "SLURM_MY_TOKEN": "secret-4",
+        "UCX_TOKEN": "secret-5",
+        "OMPI_MCA_secret": "secret-6",
+        # Values of listed variables, in which somebody has put a secret.
+        "SLURM_JOB_NAME": "https://me:secret-7@host/x",
+        "UCX_TLS": "rc,secret-4",
         "SLURM_JOB_ID": "17",
         "OMP_NUM_THREADS": "3",
     }
 
     facts = machine_facts(environment)
 
-    assert facts["scheduler"] == {"SLURM_JOB_ID": "17", "OMP_NUM_THREADS": "3"}
+    name = "https://[redacted]@host/x"
+    assert facts["scheduler"] == {"SLURM_JOB_ID": "17", "SLURM_JOB_NAME": name, "OMP_NUM_THREADS": "3"}
+    assert facts["settings"] == {"UCX_TLS": "rc,[redacted]"}
     assert "secret" not in json.dumps(facts)
 
 
@@ -43,7 +57,40 @@ def test_a_secret_of_this_process_is_in_no_fact(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("word", ["KEY", "TOKEN", "SECRET", "PASS", "JWT", "USER", "AUTH"])
 def test_no_listed_variable_can_hold_a_secret(word: str) -> None:
-    assert [name for name in SCHEDULER_VARIABLES if word in name] == []
+    listed = (*SCHEDULER_VARIABLES, *TRANSPORT_VARIABLES)
+    assert [name for name in listed if word in name] == []
+
+
+def test_the_command_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["ringmpi", "run", "--output", "x y.h5", "--input", "s3://a:b@c/d"]
+    )
+
+    assert command_line({}) == "ringmpi run --output 'x y.h5' --input s3://[redacted]@c/d"
+
+
+#: Rooms that may start processes, all of them before MPI is initialised.
+STARTS_PROCESSES = {
+    "comm/launcher.py",  # a launcher's version
+    "devices/build.py",  # the compiler
+    "doctor/ask.py",
+    "sweep.py",  # jobs; it never touches MPI itself
+}
+
+
+def test_processes_are_started_in_few_rooms_only() -> None:
+    package = Path(room.__file__).parent
+    starting = re.compile(
+        r"import subprocess|from subprocess|multiprocessing|os\.(fork|system|popen|spawn|posix_spawn)"
+    )
+
+    found = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if starting.search(file.read_text())
+    }
+
+    assert found == STARTS_PROCESSES
 
 
 def test_no_process_is_started() -> None:
@@ -70,36 +117,17 @@ machine_facts()
 
 
 def test_a_rank_tells_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {7, 0, 12})
+    monkeypatch.setattr(room, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(room, "blas_threads", lambda: 3)
 
     facts = rank_facts()
 
     assert facts["pid"] == os.getpid()
     assert facts["threads"] == 3
     assert facts["affinity"] == "0,7,12"
+    assert facts["cpu_quota"] == 1.5
     assert facts["hostname"]
-
-
-@pytest.mark.parametrize("threads", [None, ""], ids=["unset", "empty"])
-def test_an_unknown_number_of_threads_is_zero(
-    monkeypatch: pytest.MonkeyPatch, threads: str | None
-) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if threads is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
-
-    assert rank_facts()["threads"] == 0
-
-
-@pytest.mark.parametrize("threads", ["4,2", "many"])
-def test_a_thread_setting_that_is_no_number_loses_no_result(
-    monkeypatch: pytest.MonkeyPatch, threads: str
-) -> None:
-    # OpenMP takes a list, one number a level of nesting.
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-
-    assert isinstance(rank_facts()["threads"], int)
 
 
 def test_the_machine_tells_its_versions() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from ringmpi.report.across.chart import Chart
 from ringmpi.report.across.methods import compared_methods
-from ringmpi.report.across.scaling import scaling
+from ringmpi.report.across.scaling import crowded, scaling
 from ringmpi.report.across.stall import stall_by_length
 from ringmpi.store import ResultFile
 
@@ -14,6 +14,9 @@ FIGURES: dict[str, Callable[[Sequence[ResultFile]], list[Chart]]] = {
     "scaling": scaling,
     "methods": compared_methods,
 }
+
+#: What those that leave results out say of them; empty if there are none.
+LEFT_OUT: dict[str, Callable[[Sequence[ResultFile]], str]] = {"scaling": crowded}
 
 #: What each needs, for those who gave files that do not allow it.
 NEEDS = {

@@ -4,6 +4,8 @@ Speed is FLOPs of all ranks over the time of the whole, which is fair to strong 
 weak scaling alike: with as many tokens a rank, each rank has more keys to attend to the more ranks there are,
 so that equal times would be too much to ask. For one problem it is the ratio of times.
 
+Results with more ranks or threads than cores are left out: how they share cores says nothing of scaling.
+
 ``speed-up = speed / speed of the fewest ranks * the fewest ranks``; ``efficiency = speed-up / ranks``.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -22,13 +25,17 @@ from ringmpi.report.text import milliseconds
 from ringmpi.schedule import Pass
 from ringmpi.store import ResultFile
 
+#: Names of files that a sentence has room for.
+MOST_NAMES = 3
+
 
 def scaling(results: Sequence[ResultFile]) -> list[Chart]:
     """Return speed-up and efficiency of each pass that was timed on several numbers of ranks. Local."""
     charts = []
+    fit = [result for result in results if not result.oversubscribed]
     for direction in Pass:
         several = settings(
-            results,
+            fit,
             direction,
             by_ranks=False,
             telling=partial(_families, direction),
@@ -40,7 +47,17 @@ def scaling(results: Sequence[ResultFile]) -> list[Chart]:
         ]
         if families:
             charts += _charts(direction, families)
-    return charts
+    left_out = crowded(results)
+    return [replace(chart, notes=(*chart.notes, left_out)) for chart in charts] if left_out else charts
+
+
+def crowded(results: Sequence[ResultFile]) -> str:
+    """Return which results are left out, as a sentence; empty if none is. Local."""
+    names = [result.path.name for result in results if result.oversubscribed]
+    if not names:
+        return ""
+    shown = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    return f"Left out, having more ranks or threads than cores: {len(names)} ({shown})."
 
 
 def _families(direction: Pass, results: Sequence[ResultFile]) -> list[tuple[str, list[ResultFile]]]:
@@ -73,8 +90,6 @@ def _charts(
         efficiencies.append(Series(named, setting.mark, group, tuple(map(_efficiency, points))))
         if members[0].size > 1:
             notes.append(f"{named}: against {members[0].size} ranks.")
-    if any(point.hollow for series in speedups for point in series.points):
-        notes.append("Hollow: more ranks or threads than cores, so the time says little.")
     lines = [tuple(Point(p, y, y, y) for p, y in ((p, float(p)) for p in sizes))]
     lines.append(tuple(Point(p, 1.0, 1.0, 1.0) for p in sizes))
     ideal = [Series("ideal", Mark.IDEAL, len(families), line) for line in lines]
@@ -115,7 +130,6 @@ def _points(members: Sequence[ResultFile], direction: Pass) -> tuple[Point, ...]
                 ("time ms", milliseconds(float(np.median(times)))),
                 ("GFLOP/s in all", f"{work / float(np.median(times)) / 1e9:.1f}"),
             ),
-            bool(result.facts("machine").get("oversubscribed")),
         )
         for result, work, times in zip(members, flops, spans, strict=True)
     )
@@ -123,6 +137,4 @@ def _points(members: Sequence[ResultFile], direction: Pass) -> tuple[Point, ...]
 
 def _efficiency(point: Point) -> Point:
     ranks = point.x
-    return Point(
-        ranks, point.y / ranks, point.low / ranks, point.high / ranks, point.told, point.hollow
-    )
+    return Point(ranks, point.y / ranks, point.low / ranks, point.high / ranks, point.told)

@@ -128,5 +128,5 @@ def _found(result: ResultFile, found: Expected | None, direction: Pass) -> Point
         float(by_rank.min()),
         float(by_rank.max()),
         tuple(told),
-        bool(result.facts("machine").get("oversubscribed")),
+        result.oversubscribed,
     )

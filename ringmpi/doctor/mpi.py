@@ -1,0 +1,116 @@
+"""The MPI library: what it is, and what it says once it is initialised."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ringmpi.comm.probe import (
+    library_name,
+    load_mpi,
+    loaded_libraries,
+    takes_device_pointers,
+    thread_level,
+)
+from ringmpi.doctor.ask import answer
+from ringmpi.doctor.gpu import awareness
+from ringmpi.doctor.page import PROBLEM, Fact, way_to
+
+Environment = Mapping[str, str]
+
+#: File names of MPI libraries themselves, apart from what belongs to them: MPICH, Open MPI, Intel MPI and
+#: kin; Cray's.
+LIBRARY_FILE = re.compile(r"libmpi(?:ch)?(?:_[a-z]+(?:_\w+)?)?\.so[.\d]*")
+NOT_THE_LIBRARY = ("libmpi_mpifh", "libmpi_usempi", "libmpi_cxx", "libmpi_java")
+
+#: Names and versions in what libraries say of themselves. Cray's is an MPICH too, and comes before it.
+NAMES = (
+    re.compile(r"(CRAY MPICH) version ([\d.]+)"),
+    re.compile(r"(Open MPI) v([\w.]+)"),
+    re.compile(r"(Intel\(R\) MPI Library) ([\d.]+)"),
+    re.compile(r"(MVAPICH\w*) Version\s*: ([\w.]+)"),
+    re.compile(r"(MPICH) Version\s*: ([\w.]+)"),
+)
+
+#: Asked of a process of its own, which ends if MPI ends it.
+QUESTION = (
+    "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers, thread_level; "
+    "print('told', takes_device_pointers(), thread_level(MPI))"
+)
+
+#: Seconds for that process.
+INITIALISE_LIMIT = 60.0
+
+
+def library(environment: Environment) -> tuple[str, list[Fact]]:
+    """Return the name of the library, empty for none, and what is told of it. It is not initialised."""
+    try:
+        mpi = load_mpi()
+    except (ImportError, RuntimeError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        remedy = way_to("mpich", "pip install mpich", environment)
+        return "", [Fact("mpi", f"no MPI library found ({first})", remedy)]
+    name = short_name(mpi)
+    files = library_files(loaded_libraries())
+    told = [Fact("mpi", ", ".join([name, *files]))]
+    if len({Path(file).resolve() for file in files}) > 1:
+        told.append(
+            Fact(
+                PROBLEM,
+                f"two MPI libraries in one process: {', '.join(files)}",
+                "pip install --no-binary=h5py,mpi4py --force-reinstall h5py mpi4py",
+            )
+        )
+    return name, told
+
+
+def short_name(mpi: Any) -> str:
+    """Return the name and version of the library in a few words, such as ``Open MPI 5.0.11``. Local.
+
+    Not all that the library says of itself: Open MPI tells who built it, and where.
+    """
+    text = library_name(mpi)
+    for form in NAMES:
+        found = form.search(text)
+        if found is not None:
+            return " ".join(found.groups())
+    return text.partition(",")[0]
+
+
+def library_files(loaded: list[str]) -> list[str]:
+    """Return those of the loaded files that are an MPI library itself. Local.
+
+    >>> library_files(["/a/libmpi.so.12", "/a/libmpicxx.so.12", "/b/libmpi_mpifh.so", "/c/libmpi_cray.so"])
+    ['/a/libmpi.so.12', '/c/libmpi_cray.so']
+    """
+    names = ((Path(file).name, file) for file in loaded)
+    return [
+        file
+        for name, file in names
+        if LIBRARY_FILE.fullmatch(name) and not name.startswith(NOT_THE_LIBRARY)
+    ]
+
+
+def asked_apart(environment: Environment, name: str) -> Iterator[Fact]:
+    """Ask in a process of its own what MPI tells only once it is initialised. Starts a process."""
+    told = answer([sys.executable, "-c", QUESTION], environment, INITIALISE_LIMIT)
+    said = next((line.split() for line in told.splitlines() if line.startswith("told ")), None)
+    if said is None:
+        yield Fact(PROBLEM, f"{name} cannot be initialised: {told.splitlines()[-1]}")
+        return
+    yield from told_by(name, said[1] == "True", said[2], environment)
+
+
+def told_here(mpi: Any, name: str, environment: Environment) -> Iterator[Fact]:
+    """Ask the library, which must be initialised."""
+    yield from told_by(name, takes_device_pointers(), thread_level(mpi), environment)
+
+
+def told_by(name: str, aware: bool, level: str, environment: Environment) -> Iterator[Fact]:
+    """Return thread level and GPU-awareness as facts."""
+    enough = level == "multiple"
+    yield Fact("thread level", f"{level}: {'for' if enough else 'not enough for'} --progress thread")
+    yield awareness(name, aware, environment)

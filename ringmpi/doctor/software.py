@@ -1,0 +1,78 @@
+"""Python, packages, devices, compilers, files and plots. Starts processes."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from importlib import util
+
+from ringmpi.devices import PREFERENCE, native_facts, prepare, why_missing
+from ringmpi.devices.build import compiler_command
+from ringmpi.doctor.ask import answer, first_line
+from ringmpi.doctor.page import Fact, way_to
+from ringmpi.errors import MissingCapabilityError
+from ringmpi.provenance import package_versions, system
+from ringmpi.store import hdf5_facts
+
+Environment = Mapping[str, str]
+
+
+def packages(environment: Environment) -> Iterator[Fact]:
+    """Tell of Python and the packages that matter."""
+    del environment
+    versions = package_versions()
+    yield Fact("python", f"{platform.python_version()} on {system()}")
+    yield Fact("packages", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def devices(environment: Environment) -> Iterator[Fact]:
+    """Tell what can compute; the native device is compiled here if it is not yet."""
+    prepare()
+    yield Fact("devices", ", ".join(name for name in PREFERENCE if why_missing(name) is None))
+    for name, value in native_facts():
+        remedy = _compiler_remedy(environment) if "no C++ compiler" in value else ""
+        yield Fact(name, value, remedy)
+
+
+def compilers(environment: Environment) -> Iterator[Fact]:
+    """Tell of the C++ compiler of the native device."""
+    named = (environment.get("CXX") or "c++").split()[0]
+    try:
+        command = compiler_command(environment)
+    except MissingCapabilityError:
+        yield Fact(named, "not found", _compiler_remedy(environment))
+        return
+    version = first_line(answer([*command, "--version"], environment))
+    yield Fact(named, f"{command[0]}: {version}")
+
+
+def _compiler_remedy(environment: Environment) -> str:
+    return way_to("gcc", "apt-get install g++, or set CXX to a C++ compiler", environment)
+
+
+def files(environment: Environment) -> Iterator[Fact]:
+    """Tell of HDF5, and whether ranks can write one file together."""
+    told = hdf5_facts()
+    remedy = ""
+    if "parallel: yes" not in told:
+        remedy = "for --io mpio: " + way_to(
+            "h5py-parallel",
+            "CC=mpicc HDF5_MPI=ON pip install --no-binary=h5py h5py",
+            environment,
+        )
+    yield Fact("hdf5", told, remedy)
+
+
+def plots(environment: Environment) -> Iterator[Fact]:
+    """Tell what draws pictures."""
+    del environment
+    if util.find_spec("matplotlib") is not None:
+        yield Fact("plots", "matplotlib")
+    else:
+        yield Fact("plots", "no matplotlib", "pip install 'ringmpi[plot]'")
+
+
+def found(name: str, environment: Environment) -> str | None:
+    """Return the path of a program, or None."""
+    return shutil.which(name, path=environment.get("PATH", ""))
