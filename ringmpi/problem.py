@@ -218,17 +218,19 @@ def open_input(path: str) -> Any:
     ConfigError
         If it cannot be opened or is not HDF5.
     """
-    import h5py
+    from ringmpi.hdf5 import h5py
 
     if not Path(path).is_file():
         raise ConfigError(f"input={path}: no such file")
+    # What a virtual dataset is made of HDF5 looks for beside the name that it is given, which may be a link.
+    there = Path(path).resolve()
     try:
-        return h5py.File(path, "r")
+        return h5py.File(there, "r")
     except OSError as error:
         # Another process holds the lock, or the file system has none. Input is only read, and was complete
         # before this run began.
         if error.errno in (EAGAIN, ENOLCK):
-            return h5py.File(path, "r", locking=False)
+            return h5py.File(there, "r", locking=False)
         raise ConfigError(f"input={path}: cannot be read as HDF5: {error}") from error
 
 
@@ -242,12 +244,13 @@ def describe_input(path: str) -> dict[str, Any]:
     ConfigError
         If the file lacks q, k or v, or the shapes or dtypes of its tensors do not belong together.
     """
-    import h5py
+    from ringmpi.hdf5 import h5py
 
     with open_input(path) as file:
         for name in "qkv":
             if not isinstance(file.get(name), h5py.Dataset):
                 raise ConfigError(f"input={path}: has no dataset /{name}; needs /q, /k and /v")
+        _check_parts(path, file)
         q, k, v = (file[name] for name in "qkv")
         shapes = ", ".join(f"/{name} {file[name].shape}" for name in "qkv")
         if any(tensor.ndim != 4 or 0 in tensor.shape for tensor in (q, k, v)):
@@ -289,9 +292,25 @@ def describe_input(path: str) -> dict[str, Any]:
         return found
 
 
+def _check_parts(path: str, file: Any) -> None:
+    """Refuse datasets that are made of others of which some are missing: HDF5 fills those in."""
+    from ringmpi.hdf5 import h5py
+    from ringmpi.shards import absent_sources
+
+    for name in (*TENSORS, "documents"):
+        dataset = file.get(name)
+        absent = (
+            absent_sources(dataset, Path(path).resolve()) if isinstance(dataset, h5py.Dataset) else []
+        )
+        if absent:
+            raise ConfigError(
+                f"input={path}: /{name} is made of {', '.join(absent)}, which is not there or cannot be read"
+            )
+
+
 def _check_dout(path: str, file: Any, q: Any) -> None:
     """Refuse a /dout that does not belong to /q."""
-    import h5py
+    from ringmpi.hdf5 import h5py
 
     dout = file.get("dout")
     if dout is None:
