@@ -63,8 +63,11 @@ def takes_device_pointers() -> bool:
     """Return whether the loaded MPI library says that it reads GPU memory. Local.
 
     Asked by the function that Open MPI and MPICH have for it; a library without it does not say so. MPI
-    must be initialised: MPICH ends the process otherwise.
+    must be initialised: MPICH ends the process otherwise. So nothing is asked where a second library is
+    loaded, such as one that h5py was built for.
     """
+    if len(mpi_libraries()) > 1:
+        return False
     for path in _loaded_libraries():
         query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
         if query is not None:
