@@ -16,7 +16,6 @@ from ringmpi.devices import PREFERENCE, native_facts, prepare, why_missing
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
 from ringmpi.report.text import make_console
-from ringmpi.store import hdf5_facts
 
 Fact = tuple[str, str]
 
@@ -86,7 +85,13 @@ def _initialised() -> Iterator[Fact]:
 
 
 def _hdf5() -> Iterator[Fact]:
-    yield "hdf5", hdf5_facts()
+    question = (
+        "from contextlib import suppress; from ringmpi.comm.probe import load_mpi\n"
+        "with suppress(ImportError, RuntimeError): load_mpi()\n"
+        "from ringmpi.store import hdf5_facts; print(hdf5_facts())"
+    )
+    # Debian has two builds of h5py, and gives ranks the parallel one. This variable asks for what they get.
+    yield "hdf5", _first_line(["env", "H5PY_ALWAYS_USE_MPI=1", sys.executable, "-c", question])
     drawn = util.find_spec("matplotlib") is not None
     yield "plots", "matplotlib" if drawn else "no matplotlib; pip install 'ringmpi[plot]'"
 

@@ -29,9 +29,10 @@ import ringmpi
 from ringmpi.config import Experiment
 from ringmpi.encoding import along_tokens, create_tensor, decode, encode
 from ringmpi.errors import ConfigError, StoreError
-from ringmpi.hdf5 import h5py, parallel, versions
+from ringmpi.hdf5 import h5py, versions
 from ringmpi.layout import Layout, Runs
 from ringmpi.metrics import Clocks, Timings
+from ringmpi.parallel_hdf5 import parallel_refusal
 from ringmpi.schedule import Pass, Step
 from ringmpi.shards import Seal, ShardFolder, Shards, Shown, rank_of_shard
 from ringmpi.trace import QUANTITIES, RECORD
@@ -475,8 +476,8 @@ def _storable(text: str) -> str:
 
 def hdf5_facts() -> str:
     """Return versions, and whether files can be written in parallel. Local."""
-    told = "yes" if parallel() else "no, so --io mpio is refused; gather and shards need none"
-    return f"{versions()}; parallel: {told}"
+    refused = parallel_refusal()
+    return f"{versions()}; parallel: {'yes' if refused is None else f'no ({refused})'}"
 
 
 def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:

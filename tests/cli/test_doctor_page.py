@@ -22,7 +22,7 @@ def test_doctor_tells_library_launcher_hdf5_and_compiler(launch: Callable[..., E
     assert lines["gpu-aware"].split(maxsplit=1)[1].startswith("no: ")
     assert lines["thread"].split() == ["thread", "level", "multiple:", "for", "--progress", "thread"]
     assert "h5py" in lines["hdf5"]
-    assert "parallel: no" in lines["hdf5"]
+    assert "parallel: no (io=mpio: " in lines["hdf5"]
     assert os.environ.get("CXX", "c++") in lines
     assert "nvcc" in lines
     assert "slurm" in lines
