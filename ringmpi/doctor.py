@@ -85,13 +85,14 @@ def _initialised() -> Iterator[Fact]:
 
 
 def _hdf5() -> Iterator[Fact]:
+    # Debian has two builds of h5py, and gives ranks the parallel one. The variable asks for what they get.
     question = (
+        "import os; os.environ['H5PY_ALWAYS_USE_MPI'] = '1'\n"
         "from contextlib import suppress; from ringmpi.comm.probe import load_mpi\n"
         "with suppress(ImportError, RuntimeError): load_mpi()\n"
         "from ringmpi.store import hdf5_facts; print(hdf5_facts())"
     )
-    # Debian has two builds of h5py, and gives ranks the parallel one. This variable asks for what they get.
-    yield "hdf5", _first_line(["env", "H5PY_ALWAYS_USE_MPI=1", sys.executable, "-c", question])
+    yield "hdf5", _first_line([sys.executable, "-c", question])
     drawn = util.find_spec("matplotlib") is not None
     yield "plots", "matplotlib" if drawn else "no matplotlib; pip install 'ringmpi[plot]'"
 
