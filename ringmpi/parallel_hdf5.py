@@ -7,15 +7,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.comm.probe import mpi_libraries
 from ringmpi.encoding import along_tokens, encode
 from ringmpi.errors import MissingCapabilityError
-from ringmpi.hdf5 import h5py, parallel, versions
 
 Array = NDArray[Any]
+
+
+def versions() -> str:
+    """Return the versions of HDF5 and h5py. Local."""
+    return f"{h5py.version.hdf5_version}, h5py {h5py.__version__}"
+
+
+def parallel() -> bool:
+    """Return whether this h5py was built with parallel HDF5. Local."""
+    return bool(h5py.get_config().mpi)
 
 
 def parallel_refusal() -> MissingCapabilityError | None:
@@ -37,8 +47,10 @@ def parallel_refusal() -> MissingCapabilityError | None:
 @contextmanager
 def opened_together(path: Path, comm: Any) -> Iterator[Any]:
     """Open a file that is there on all ranks of a communicator, for writing. Collective, as is its end."""
-    with h5py.File(path, "r+", driver="mpio", comm=comm) as file:
-        yield file
+    file = h5py.File(path, "r+", driver="mpio", comm=comm)
+    yield file
+    # Not after an error: closing waits for the other ranks, and they for the end of the job.
+    file.close()
 
 
 def write_together(dataset: Any, positions: range | None, rows: Array) -> None:

@@ -218,7 +218,7 @@ def open_input(path: str) -> Any:
     ConfigError
         If it cannot be opened or is not HDF5.
     """
-    from ringmpi.hdf5 import h5py
+    import h5py
 
     if not Path(path).is_file():
         raise ConfigError(f"input={path}: no such file")
@@ -244,7 +244,7 @@ def describe_input(path: str) -> dict[str, Any]:
     ConfigError
         If the file lacks q, k or v, or the shapes or dtypes of its tensors do not belong together.
     """
-    from ringmpi.hdf5 import h5py
+    import h5py
 
     with open_input(path) as file:
         for name in "qkv":
@@ -294,7 +294,8 @@ def describe_input(path: str) -> dict[str, Any]:
 
 def _check_parts(path: str, file: Any) -> None:
     """Refuse datasets that are made of others of which some are missing: HDF5 fills those in."""
-    from ringmpi.hdf5 import h5py
+    import h5py
+
     from ringmpi.shards import absent_sources
 
     for name in (*TENSORS, "documents"):
@@ -310,7 +311,7 @@ def _check_parts(path: str, file: Any) -> None:
 
 def _check_dout(path: str, file: Any, q: Any) -> None:
     """Refuse a /dout that does not belong to /q."""
-    from ringmpi.hdf5 import h5py
+    import h5py
 
     dout = file.get("dout")
     if dout is None:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.encoding import create_tensor, describe_tensor, encode, fill_value
 from ringmpi.errors import StoreError
-from ringmpi.hdf5 import h5py
 from ringmpi.layout import Layout
 
 Array = NDArray[Any]

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,10 +30,9 @@ import ringmpi
 from ringmpi.config import Experiment
 from ringmpi.encoding import along_tokens, create_tensor, decode, encode
 from ringmpi.errors import ConfigError, StoreError
-from ringmpi.hdf5 import h5py, versions
 from ringmpi.layout import Layout, Runs
 from ringmpi.metrics import Clocks, Timings
-from ringmpi.parallel_hdf5 import parallel_refusal
+from ringmpi.parallel_hdf5 import parallel_refusal, versions
 from ringmpi.schedule import Pass, Step
 from ringmpi.shards import Seal, ShardFolder, Shards, Shown, rank_of_shard
 from ringmpi.trace import QUANTITIES, RECORD

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 #: Files that are an MPI library, and not a part of one for C++ or Fortran: MPICH, Intel MPI and Open MPI
 #: call it libmpi, Debian's MPICH libmpich, Cray's libmpi_gnu_112 and the like, the standard's ABI libmpi_abi.
 _LIBRARY = re.compile(r"libmpi(ch|_abi|_gnu\w*|_cray|_intel|_nvidia)?\.so[.\d]*")
-
-
-@contextmanager
-def without_initialising() -> Iterator[None]:
-    """Import something that may load mpi4py's module, and leave MPI as it is. Local."""
-    import mpi4py
-
-    before = mpi4py.rc.initialize
-    mpi4py.rc.initialize = False
-    try:
-        yield
-    finally:
-        mpi4py.rc.initialize = before
 
 
 def load_mpi() -> Any:

@@ -24,7 +24,7 @@ from ringmpi.store import ResultFile
 PARALLEL = (
     subprocess.run(
         launcher().command(
-            1, [sys.executable, "-c", "from ringmpi.hdf5 import parallel; print(parallel())"]
+            1, [sys.executable, "-c", "from ringmpi.parallel_hdf5 import parallel; print(parallel())"]
         ),
         capture_output=True,
         text=True,
@@ -274,22 +274,7 @@ def test_ranks_that_see_other_folders_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("node*/*"))
 
 
-if PARALLEL:
-
-    def test_parallel_hdf5_is_loaded_without_initialising_mpi() -> None:
-        """A run still has to start a compiler, and a login node may have no MPI that starts."""
-        program = "import sys, ringmpi.store; print(sys.modules['mpi4py.MPI'].Is_initialized())"
-        answer = subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"H5PY_ALWAYS_USE_MPI": "1"},  # Debian's choice between its two builds.
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        assert answer.stdout.split() == ["False"]
-
-else:
+if not PARALLEL:
 
     @pytest.mark.parametrize(
         "ended",

@@ -21,8 +21,8 @@ from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
 from ringmpi.config import IO
 from ringmpi.errors import ConfigError, Interrupted, MissingCapabilityError
-from ringmpi.hdf5 import parallel
 from ringmpi.layout import LAYOUTS, Layout
+from ringmpi.parallel_hdf5 import parallel
 from ringmpi.store import ResultFile, ResultWriter
 from ringmpi.writing import WRITING, writing_refusal
 

@@ -1,9 +1,6 @@
-"""Which MPI libraries a process has loaded, and that reading files starts none of them."""
+"""Which MPI libraries a process has loaded, and whether HDF5 belongs to the one that is used."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import pytest
 
@@ -77,16 +74,3 @@ def test_of_two_libraries_none_is_asked_about_gpus(monkeypatch: pytest.MonkeyPat
 
 def fail() -> list[str]:
     raise AssertionError("asked")
-
-
-def test_what_loads_mpi4py_does_not_initialise_mpi() -> None:
-    """As an h5py with parallel HDF5 does."""
-    program = (
-        "import mpi4py; from ringmpi.comm.probe import without_initialising\n"
-        "with without_initialising(): from mpi4py import MPI\n"
-        "print(MPI.Is_initialized(), mpi4py.rc.initialize)"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert answer.stdout.split() == ["False", "True"]
