@@ -7,7 +7,8 @@
 #
 # PARTS      of: unit property docs simt simgrid mpi cli ranks jobs; ranks are those of cli that start any
 # RANKS      rank counts of the MPI tests; more ranks than cores prove correctness, not speed
-# MPI_TESTS  files of the part mpi, and options of pytest [tests/mpi]; CLI_TESTS those of ranks [tests/cli]
+# MPI_TESTS  files of the part mpi, and options of pytest, one a line [tests/mpi]
+# CLI_TESTS  those of the part ranks [tests/cli]
 # RINGMPI_FORBID_SKIPS=1 makes a skipped test a failure
 set -uo pipefail
 
@@ -19,8 +20,8 @@ source "$root/jobs/environment.sh"
 
 parts=${PARTS:-unit property docs simt simgrid mpi cli jobs}
 ranks=${RANKS:-1 2 3 4 5 8}
-read -ra mpi_tests <<<"${MPI_TESTS:-tests/mpi}"
-read -ra cli_tests <<<"${CLI_TESTS:-tests/cli}"
+mapfile -t mpi_tests <<<"${MPI_TESTS:-tests/mpi}"
+mapfile -t cli_tests <<<"${CLI_TESTS:-tests/cli}"
 unset RANKS PARTS MPI_TESTS CLI_TESTS # The job scripts, which are tested too, have variables of these names.
 declare -a failed=() ran=() skipped=()
 log=$(mktemp)
