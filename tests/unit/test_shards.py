@@ -436,6 +436,19 @@ class TestMoving:
 
         assert same_bits(rows(tmp_path / "link.h5"), values())
 
+    def test_through_a_link_no_shards_are_taken_from_where_one_stands(
+        self, result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """HDF5 looks beside the link, then in the current folder, and last where the link leads."""
+        (tmp_path / "link.h5").symlink_to(result.path)
+        copy = tmp_path / "cwd" / folder_of(result.path).name
+        shutil.copytree(folder_of(result.path), copy)
+        with h5py.File(copy / "1.h5", "r+") as file:
+            file["outputs/out"][...] = 0
+        monkeypatch.chdir(copy.parent)
+
+        assert same_bits(rows(tmp_path / "link.h5"), values())
+
     @pytest.mark.parametrize("name", ["50%.h5", "%b.h5", "two words.h5", "Größe.h5", "plain", "a.b.h5"])
     def test_any_file_name_will_do(self, tmp_path: Path, name: str) -> None:
         write(tmp_path / name, Layout("striped", TOKENS, 2), {"out": values()})
