@@ -132,3 +132,8 @@ if [ "$ringmpi_mpi" = openmpi ] || [ "$ringmpi_mpi" = debian ]; then
         export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     fi
 fi
+
+# Intel MPI binds the first rank of every job to the first core, also where several small jobs share a machine.
+if [ "$ringmpi_mpi" = intel ]; then
+    export I_MPI_PIN=${I_MPI_PIN:-0}
+fi
