@@ -241,7 +241,8 @@ class Sizes:
 
     def add(self, rows: Array) -> Sizes:
         """Take in some rows, shape (rows, head_dim), and return itself."""
-        finite = np.where(np.isfinite(rows), rows, 0).astype(np.float64)
+        wide = rows.astype(np.float64)
+        finite = np.where(np.isfinite(wide), wide, 0)
         squares = (finite**2).sum(axis=1)
         self.largest = max(self.largest, float(np.abs(finite).max(initial=0)))
         self.longest = max(self.longest, float(squares.max(initial=0)) ** 0.5)

@@ -43,6 +43,9 @@ else:
 #: Characters of an input file's name that a result's name repeats; names end at 255 bytes.
 LONGEST_STEM = 60
 
+#: How the ranks write the result, see `writing`.
+IO = ("gather", "shards", "mpio")
+
 #: Up to here float64 counts exactly, and positions fit into 64 bits with room for sums.
 LARGEST = 2**53
 
@@ -175,7 +178,12 @@ class Experiment:
     chunk_limit: int = _option(CHUNK_LIMIT, int, "bytes of the largest MPI message", metavar="BYTES")
     verify: str = _option("full", str, "full, sample:ROWS or none", metavar="HOW")
     store_inputs: bool = _option(False, bool, "put q, k and v into the result file too")
-    io: str = _option("gather", str, "how the ranks write the result file", choices=("gather",))
+    io: str = _option(
+        "gather",
+        str,
+        "who writes q, k, v and results: rank 0, every rank a file of its own, or all one by parallel HDF5",
+        choices=IO,
+    )
     output: str | None = _option(None, str, "result file [results/<name>.h5]", metavar="FILE")
 
     def __post_init__(self) -> None:
@@ -426,6 +434,10 @@ def _check_computes(experiment: Experiment) -> None:
         raise ConfigError(
             f"verify={experiment.verify} with device={PACED}: it computes nothing that could be verified; "
             f"use none, which is its default"
+        )
+    if experiment.io != "gather":
+        raise ConfigError(
+            f"io={experiment.io} with device={PACED}: it computes nothing to be written; leave it away"
         )
     if experiment.store_inputs:
         raise ConfigError(f"store_inputs with device={PACED}: it is given no inputs; leave it away")

@@ -45,6 +45,7 @@ from ringmpi.report.text import make_console
 from ringmpi.schedule import Pass, check_heads, inner_ranks
 from ringmpi.store import ResultFile, ResultWriter, refusal
 from ringmpi.verify import Verdict, verify
+from ringmpi.writing import WRITING, writing_refusal
 
 Array = NDArray[Any]
 
@@ -112,7 +113,8 @@ class Run:
         )
         self._layouts = experiment.layouts(job.team.size)
         self._problem: Problem = problem_of(experiment)
-        self._recording = Recording(writer, experiment, self._layouts)
+        tensors = WRITING[experiment.io](writer, job.team)
+        self._recording = Recording(writer, tensors, experiment, self._layouts)
         self._directions = list(Pass) if experiment.backward else [Pass.FORWARD]
         self._passes = Passes(records={direction: Records() for direction in self._directions})
         self._held_nbytes: dict[Pass, int] = {}
@@ -162,7 +164,7 @@ class Run:
         self._recording.timings(team, self._passes)
         self._recording.ranks(team, self._facts_of_rank(), self._facts_of_job())
         number = None if interruption is None else interruption.signal_number
-        self._recording.conclude(self._clocks, self._verdicts, self._digests, number)
+        self._recording.conclude(team, self._clocks, self._verdicts, self._digests, number)
 
     def _attend(self) -> None:
         """Make the shards and all passes over them; both are given back at the end."""
@@ -395,7 +397,8 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
         )
     elif team.rank == 0:
         error = refusal(path)
-    team.agree(error or thread_refusal(experiment.progress))
+    refused = error or thread_refusal(experiment.progress) or writing_refusal(experiment.io)
+    team.agree(refused)
     if len(set(team.allgather(repr(experiment)))) > 1:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
@@ -417,9 +420,7 @@ def _common_end(job: Job, interruption: Interrupted | None) -> Interrupted | Non
     From here on signals are not heeded: what is left is short, and all ranks must do it alike.
     """
     job.watch.disarm()
-    mine = None if interruption is None else interruption.signal_number
-    met = [number for number in job.closing.allgather(mine) if number is not None]
-    return Interrupted(met[0]) if met else None
+    return job.closing.agreed_stop(interruption)
 
 
 def _bits(array: Array) -> memoryview:

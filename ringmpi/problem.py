@@ -222,13 +222,15 @@ def open_input(path: str) -> Any:
 
     if not Path(path).is_file():
         raise ConfigError(f"input={path}: no such file")
+    # What a virtual dataset is made of HDF5 looks for beside the name that it is given, which may be a link.
+    there = Path(path).resolve()
     try:
-        return h5py.File(path, "r")
+        return h5py.File(there, "r")
     except OSError as error:
         # Another process holds the lock, or the file system has none. Input is only read, and was complete
         # before this run began.
         if error.errno in (EAGAIN, ENOLCK):
-            return h5py.File(path, "r", locking=False)
+            return h5py.File(there, "r", locking=False)
         raise ConfigError(f"input={path}: cannot be read as HDF5: {error}") from error
 
 
@@ -248,6 +250,7 @@ def describe_input(path: str) -> dict[str, Any]:
         for name in "qkv":
             if not isinstance(file.get(name), h5py.Dataset):
                 raise ConfigError(f"input={path}: has no dataset /{name}; needs /q, /k and /v")
+        _check_parts(path, file)
         q, k, v = (file[name] for name in "qkv")
         shapes = ", ".join(f"/{name} {file[name].shape}" for name in "qkv")
         if any(tensor.ndim != 4 or 0 in tensor.shape for tensor in (q, k, v)):
@@ -287,6 +290,23 @@ def describe_input(path: str) -> dict[str, Any]:
                 raise ConfigError(f"input={path}: /documents must be a list of whole numbers")
             found["documents"] = tuple(int(offset) for offset in documents[:])
         return found
+
+
+def _check_parts(path: str, file: Any) -> None:
+    """Refuse datasets that are made of others of which some are missing: HDF5 fills those in."""
+    import h5py
+
+    from ringmpi.shards import absent_sources
+
+    for name in (*TENSORS, "documents"):
+        dataset = file.get(name)
+        absent = (
+            absent_sources(dataset, Path(path).resolve()) if isinstance(dataset, h5py.Dataset) else []
+        )
+        if absent:
+            raise ConfigError(
+                f"input={path}: /{name} is made of {', '.join(absent)}, which is not there or cannot be read"
+            )
 
 
 def _check_dout(path: str, file: Any, q: Any) -> None:

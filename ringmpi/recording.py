@@ -21,6 +21,7 @@ from ringmpi.schedule import Pass
 from ringmpi.store import TIMINGS, ResultWriter
 from ringmpi.trace import RECORD
 from ringmpi.verify import Verdict
+from ringmpi.writing import TensorWriting
 
 if TYPE_CHECKING:
     from ringmpi.comm.team import Team
@@ -109,15 +110,22 @@ class Recording:
     ----------
     writer : ResultWriter or None
         None on all ranks but 0.
+    tensors : TensorWriting
+        How tensors get into the file.
     experiment : Experiment
     layouts : dict of str to Layout
         Of every tensor by name.
     """
 
     def __init__(
-        self, writer: ResultWriter | None, experiment: Experiment, layouts: Mapping[str, Layout]
+        self,
+        writer: ResultWriter | None,
+        tensors: TensorWriting,
+        experiment: Experiment,
+        layouts: Mapping[str, Layout],
     ) -> None:
         self.writer = writer
+        self._tensors = tensors
         self._experiment = experiment
         self._layouts = layouts
         self._has_outputs = False
@@ -132,16 +140,7 @@ class Recording:
 
     def tensor(self, team: Team, group: str, name: str, shard: Array) -> None:
         """Write a tensor whose shards the ranks hold, shape (batch, heads, shard_len, ...)."""
-        layout, path = self._layouts[name], f"{group}/{name}"
-        pieces = team.shards_by_piece(layout, shard)
-        if self.writer is None:
-            for _ in pieces:  # Handing over is what the loop does.
-                continue
-            return
-        shape = (*shard.shape[:2], layout.seq_len, *shard.shape[3:])
-        self.writer.tensor(path, shape, shard.dtype, layout.first)
-        for positions, piece in pieces:
-            self.writer.write_rows(path, positions, piece)
+        self._tensors.write(team, f"{group}/{name}", self._layouts[name], shard)
 
     def timings(self, team: Team, passes: Passes) -> None:
         """Write the traces, one rank after the other."""
@@ -175,12 +174,14 @@ class Recording:
 
     def conclude(
         self,
+        team: Team,
         clocks: Sequence[Array],
         verdicts: Sequence[Verdict],
         digests: Mapping[str, str],
         signal_number: int | None,
     ) -> None:
         """Write what rank 0 knows, and let the file appear."""
+        self._tensors.finish(team)
         if self.writer is None:
             return
         self.writer.describe(self._experiment, command_line())

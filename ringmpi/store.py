@@ -6,7 +6,7 @@ steps in a group beside it; see `ResultWriter.condense`.
 
 It is written under a name of its own in the directory of the target, flushed to disk and then moved into
 place, so that a reader never sees half a file, two writers never mix, and an older good file stays until a
-newer one is complete.
+newer one is complete. The tensors of a result may lie in other files beside it; see `shards`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,12 +28,14 @@ from numpy.typing import NDArray
 
 import ringmpi
 from ringmpi.config import Experiment
-from ringmpi.encoding import MARK, decode, encode
+from ringmpi.encoding import along_tokens, create_tensor, decode, encode
 from ringmpi.errors import ConfigError, StoreError
-from ringmpi.layout import Runs
+from ringmpi.layout import Layout, Runs
 from ringmpi.metrics import Clocks, Timings
+from ringmpi.parallel_hdf5 import parallel_refusal, versions
 from ringmpi.redaction import redacted
 from ringmpi.schedule import Pass, Step
+from ringmpi.shards import Seal, ShardFolder, Shards, Shown, rank_of_shard
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.verify import Verdict
 
@@ -51,12 +54,6 @@ TIMINGS = {Pass.FORWARD: "timings", Pass.BACKWARD: "timings/backward"}
 CONDENSED = "condensed"
 WATCHED = "watched"
 
-#: The attribute that says which global token is the first one of a dataset.
-FIRST = "first_token"
-
-#: Labels of the axes of a tensor.
-_TENSOR_AXES = ("batch", "head", "token", "head_dim")
-
 
 def refusal(path: Path) -> ConfigError | None:
     """Return why a result cannot be written to `path`, or None; makes its directory. Local."""
@@ -72,7 +69,7 @@ def unwritable(path: Path) -> ConfigError | None:
     """Return why no file can be written to `path`, or None; makes its directory. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = _temporary(path)
+        probe = _temporary(path, _new_token())
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
@@ -90,8 +87,13 @@ def _is_result(path: Path) -> bool:
         return False
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+def _new_token() -> str:
+    """Return what no other run has, of this machine or another."""
+    return uuid.uuid4().hex[:12]
+
+
+def _temporary(path: Path, token: str) -> Path:
+    return path.with_name(f".{path.name}.{token}.tmp")
 
 
 class ResultWriter:
@@ -103,12 +105,21 @@ class ResultWriter:
     ----------
     path : Path
         Where the file appears at `commit`.
+
+    Attributes
+    ----------
+    token : str
+        What only this file in the making has in its name.
+    temporary : Path
+        Where it is until then.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = _temporary(path)
-        self._file = h5py.File(self._temporary, "x")
+        self.token = _new_token()
+        self.temporary = _temporary(path, self.token)
+        self._folder: ShardFolder | None = None
+        self._file = h5py.File(self.temporary, "x")
         self._file.attrs["complete"] = False
         self._file.attrs["format_version"] = FORMAT_VERSION
 
@@ -122,7 +133,9 @@ class ResultWriter:
         traceback: TracebackType | None,
     ) -> None:
         self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        self.temporary.unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     def describe(self, experiment: Experiment, command: str, kind: str = "measured") -> None:
         """Write what the file is and how it was made."""
@@ -145,26 +158,44 @@ class ResultWriter:
 
     def tensor(self, name: str, shape: Sequence[int], dtype: np.dtype[Any], first: int = 0) -> None:
         """Make a dataset of tokens from `first` on, filled with NaN; does nothing if it is there."""
-        if name in self._file:
-            return
-        # Not chunked: any slice of tokens is then written in place.
-        fill = encode(np.full(1, np.nan).astype(dtype))
-        dataset = self._file.create_dataset(name, shape, fill.dtype, fillvalue=fill[0])
-        if dtype.name == "bfloat16":
-            dataset.attrs[MARK] = "bfloat16"
-        description = f"index i along tokens is global token {f'{first} + ' if first else ''}i"
-        dataset.attrs.update({"unit": "1", "description": description, FIRST: first})
-        for axis, label in enumerate(_TENSOR_AXES[: len(shape)]):
-            dataset.dims[axis].label = label
+        if name not in self._file:
+            create_tensor(self._file, name, shape, dtype, first)
 
     def write_rows(self, name: str, positions: range, rows: Array) -> None:
         """Write rows, shape (batch, heads, len(positions), ...), where their global positions belong."""
         dataset = self._file[name]
-        dataset[:, :, _indices(dataset, positions)] = encode(rows)
+        dataset[:, :, along_tokens(dataset, positions)] = encode(rows)
+
+    def begin_shards(self) -> Path:
+        """Make the folder that ranks write shards into, and return it."""
+        self._folder = ShardFolder(self.path, self.token)
+        return self._folder.path
+
+    def show_shards(
+        self, name: str, shape: Sequence[int], dtype: np.dtype[Any], layout: Layout
+    ) -> None:
+        """Show what ranks have written into their shards as one tensor."""
+        assert self._folder is not None  # They have none to write into before it is made.
+        self._folder.show(Shown(name, tuple(shape), dtype, layout))
+
+    def seal_shards(self, seals: Sequence[Seal]) -> None:
+        """Write how the shards, by rank, are known; they are not written to any more."""
+        assert self._folder is not None  # Ranks have written into it.
+        self._folder.seal(self._file, seals)
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Let go of the file for a while, so that all ranks may open it together."""
+        self._file.close()
+        yield
+        self._file = h5py.File(self.temporary, "r+")
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Read back rows of an output that was written before."""
-        return _rows(self._file, tensor, batch, head, runs)
+        if self._folder is None:
+            return _rows(self._file, tensor, batch, head, runs)
+        with self._folder.so_far() as file:
+            return _rows(file, tensor, batch, head, runs)
 
     def table(self, name: str, values: Array, unit: str, description: str) -> None:
         """Write an array with its unit; floating ones are filled with NaN where nothing is written."""
@@ -222,13 +253,30 @@ class ResultWriter:
             self.facts(f"verification/{verdict.tensor}", verdict.record())
 
     def commit(self) -> None:
-        """Mark the file complete and move it into place."""
+        """Mark the file complete and move it into place, its shards first."""
         self._file.attrs["complete"] = True
         self._file.flush()
         self._file.close()
-        with self._temporary.open("rb") as file:
+        with self.temporary.open("rb") as file:
             os.fsync(file.fileno())  # The name must not appear before the data is on disk.
-        self._temporary.replace(self.path)
+        if self._folder is not None:
+            self._folder.appear()
+        replaced = _shards_of(self.path)
+        self.temporary.replace(self.path)
+        self._folder = None
+        if replaced is not None:
+            replaced.remove()
+
+
+def _shards_of(path: Path) -> Shards | None:
+    """Return the shards of a result that is about to be replaced, if it has any of its own."""
+    if path.is_symlink() or not path.exists():
+        return None  # What a link leads to stays.
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return Shards.of(path.resolve(), file)
+    except OSError:  # Not HDF5, or damaged.
+        return None
 
 
 class ResultFile:
@@ -241,7 +289,8 @@ class ResultFile:
     Raises
     ------
     StoreError
-        If it is not there, not a result file, not complete, or of another format version.
+        If it is not there, not a result file, not complete, or of another format version, or if a shard of
+        it is missing, cut short, or another file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -249,20 +298,33 @@ class ResultFile:
         if not self.path.is_file():
             raise StoreError(f"{path}: is no file; name a result of ringmpi run")
         try:
-            self._file = h5py.File(path, "r")
+            # HDF5 looks for shards beside the name that it is given, which may be a link.
+            self._file = h5py.File(self.path.resolve(), "r")
         except BlockingIOError as error:
             raise StoreError(f"{path}: another process is writing to it; try again later") from error
         except OSError as error:
             raise StoreError(f"{path}: not an HDF5 file, or a damaged one: {error}") from error
-        complete = self._file.attrs.get("complete", False)
-        version = self._file.attrs.get("format_version")
-        if not complete or version != FORMAT_VERSION:
+        try:
+            self._check_whole()
+            self._shards = Shards.of(self.path.resolve(), self._file)
+            if self._shards is not None:
+                self._shards.check()
+        except StoreError:
             self._file.close()
-        if not complete:
-            raise StoreError(f"{path}: not a complete result file of ringmpi")
+            raise
+
+    def _check_whole(self) -> None:
+        rank = rank_of_shard(self._file)
+        if rank is not None:
+            raise StoreError(
+                f"{self.path}: is the shard of rank {rank}; name the result beside its folder instead"
+            )
+        if not self._file.attrs.get("complete", False):
+            raise StoreError(f"{self.path}: not a complete result file of ringmpi")
+        version = self._file.attrs.get("format_version")
         if version != FORMAT_VERSION:
             raise StoreError(
-                f"{path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
+                f"{self.path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
             )
 
     def __enter__(self) -> ResultFile:
@@ -325,8 +387,26 @@ class ResultFile:
         return dict(self._file[group].attrs) if group in self._file else {}
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
-        """Return rows of one head of an output, in its own dtype."""
+        """Return rows of one head of an output, in its own dtype.
+
+        Raises
+        ------
+        StoreError
+            If a shard does not hold what was written.
+        """
+        self.check_values()
         return _rows(self._file, tensor, batch, head, runs)
+
+    def check_values(self) -> None:
+        """Look whether shards hold what was written; nothing is looked at twice.
+
+        Raises
+        ------
+        StoreError
+            If one does not.
+        """
+        if self._shards is not None:
+            self._shards.check_values()
 
     def has(self, name: str) -> bool:
         """Return whether there is a table of that name: files of an older ringmpi have fewer."""
@@ -405,17 +485,11 @@ def _storable(text: str) -> str:
 
 def hdf5_facts() -> str:
     """Return versions, and whether files can be written in parallel. Local."""
-    parallel = "yes" if h5py.get_config().mpi else "no: results are gathered by rank 0"
-    return f"{h5py.version.hdf5_version}, h5py {h5py.__version__}; parallel: {parallel}"
+    refused = parallel_refusal()
+    return f"{versions()}; parallel: {'yes' if refused is None else f'no ({refused})'}"
 
 
 def _rows(file: Any, tensor: str, batch: int, head: int, runs: Runs) -> Array:
     dataset = file[f"outputs/{tensor}"]
-    parts = [dataset[batch, head, _indices(dataset, run)] for run in runs]
+    parts = [dataset[batch, head, along_tokens(dataset, run)] for run in runs]
     return decode(dataset, np.concatenate(parts))
-
-
-def _indices(dataset: Any, positions: range) -> slice:
-    """Return where global positions lie along the tokens of a dataset."""
-    first = int(dataset.attrs.get(FIRST, 0))
-    return slice(positions.start - first, positions.stop - first, positions.step)

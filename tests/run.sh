@@ -2,23 +2,27 @@
 # All tests that this machine allows, with one MPI library. Does all set-up by itself, without root.
 #
 # Usage:  bash tests/run.sh                      with MPICH
-#         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own
+#         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own; or intel, or debian
 #         RANKS="1 3" PARTS="unit mpi" bash tests/run.sh     less of it
 #
-# PARTS    of: unit property docs simt simgrid mpi cli ranks jobs; ranks are those of cli that start any
-# RANKS    rank counts of the MPI tests; more ranks than cores prove correctness, not speed
+# PARTS      of: unit property docs simt simgrid mpi cli ranks jobs; ranks are those of cli that start any
+# RANKS      rank counts of the MPI tests; more ranks than cores prove correctness, not speed
+# MPI_TESTS  files of the part mpi, and options of pytest, one a line [tests/mpi]
+# CLI_TESTS  those of the part ranks [tests/cli]
 # RINGMPI_FORBID_SKIPS=1 makes a skipped test a failure
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 2
-export RINGMPI_EXTRAS=plot,test,browser
+export RINGMPI_EXTRAS=${RINGMPI_EXTRAS:-plot,test,browser}
 # shellcheck source=jobs/environment.sh
 source "$root/jobs/environment.sh"
 
 parts=${PARTS:-unit property docs simt simgrid mpi cli jobs}
 ranks=${RANKS:-1 2 3 4 5 8}
-unset RANKS PARTS # The job scripts, which are tested too, have variables of these names.
+mapfile -t mpi_tests <<<"${MPI_TESTS:-tests/mpi}"
+mapfile -t cli_tests <<<"${CLI_TESTS:-tests/cli}"
+unset RANKS PARTS MPI_TESTS CLI_TESTS # The job scripts, which are tested too, have variables of these names.
 declare -a failed=() ran=() skipped=()
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -39,13 +43,13 @@ for part in $parts; do
     case $part in
         unit | property | simt | simgrid) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
         cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
-        ranks) run ranks 900 python -m pytest -q --color=no -m "not any_mpi" tests/cli ;;
+        ranks) run ranks 900 python -m pytest -q --color=no -m "not any_mpi" "${cli_tests[@]}" ;;
         docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
             for count in $ranks; do
                 # One set of processes a rank count: starting them is most of the time.
                 run "mpi on $count rank(s)" 600 \
-                    mpiexec -n "$count" python -m pytest -q --color=no --with-mpi tests/mpi
+                    mpiexec -n "$count" python -m pytest -q --color=no --with-mpi "${mpi_tests[@]}"
             done
             ;;
         *)
@@ -55,14 +59,16 @@ for part in $parts; do
     esac
 done
 
-other=openmpi
-[ "$ringmpi_mpi" = openmpi ] && other=mpich
+others="mpich openmpi intel debian"
+others=${others/$ringmpi_mpi/}
 echo
 echo "### summary ($ringmpi_mpi)"
 printf 'passed:  %s\n' "${ran[@]:-nothing}"
 printf 'skipped: %s\n' "${skipped[@]:-nothing}"
 echo "not run: the GPU's kernels on a GPU, since there is no GPU device yet; simt runs them on the CPU"
-echo "not run: the same tests with $other; RINGMPI_MPI=$other bash tests/run.sh"
+for other in $others; do
+    echo "not run: the same tests with $other; RINGMPI_MPI=$other bash tests/run.sh"
+done
 if [ "${#failed[@]}" -gt 0 ]; then
     printf 'FAILED:  %s\n' "${failed[@]}"
     exit 1

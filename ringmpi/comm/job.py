@@ -52,8 +52,8 @@ class Job:
 
         self.comm = mpi.COMM_WORLD
         self.watch = Watch(self.comm.Dup(), timeout, signals)
-        self.team = Team(self.comm.Dup(), self.watch)
         self.closing = Team(self.comm.Dup(), self.watch)
+        self.team = Team(self.comm.Dup(), self.watch, self.closing)
         self.library = library_name(mpi)
         self.thread_level = thread_level(mpi)
         node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)

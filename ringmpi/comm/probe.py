@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
 from typing import Any
+
+#: Files that are an MPI library, and not a part of one for C++ or Fortran: MPICH, Intel MPI and Open MPI
+#: call it libmpi, Debian's MPICH libmpich, Cray's libmpi_gnu_112 and the like, the standard's ABI libmpi_abi.
+_LIBRARY = re.compile(r"libmpi(ch|_abi|_gnu\w*|_cray|_intel|_nvidia)?\.so[.\d]*")
 
 
 def load_mpi() -> Any:
@@ -43,8 +48,11 @@ def takes_device_pointers() -> bool:
     """Return whether the loaded MPI library says that it reads GPU memory. Local.
 
     Asked by the function that Open MPI and MPICH have for it; a library without it does not say so. MPI
-    must be initialised: MPICH ends the process otherwise.
+    must be initialised: MPICH ends the process otherwise. So nothing is asked where a second library is
+    loaded, such as one that h5py was built for.
     """
+    if len(mpi_libraries()) > 1:
+        return False
     for path in loaded_libraries():
         query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
         if query is not None:
@@ -52,8 +60,27 @@ def takes_device_pointers() -> bool:
     return False
 
 
+def mpi_libraries(maps: str | None = None) -> list[str]:
+    r"""Return the files of all MPI libraries that this process has loaded; two do not mix. Local.
+
+    Parameters
+    ----------
+    maps : str, optional
+        What ``/proc/self/maps`` says.
+
+    >>> mpi_libraries("0-1 r-xp 0 00:00 1 /lib/libmpi.so.40\n1-2 r-xp 0 00:00 1 /a b/libmpi_cxx.so.40")
+    ['/lib/libmpi.so.40']
+    """
+    return [file for file in _mapped(maps) if _LIBRARY.fullmatch(Path(file).name)]
+
+
 def loaded_libraries() -> list[str]:
-    """Return the files that are mapped into this process and look like an MPI library."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    files = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
-    return sorted(file for file in files if Path(file).name.startswith("libmpi"))
+    """Return the files that are mapped into this process and look like a part of an MPI library. Local."""
+    return [file for file in _mapped() if Path(file).name.startswith("libmpi")]
+
+
+def _mapped(maps: str | None = None) -> list[str]:
+    """Return the files that are mapped into this process. Local."""
+    if maps is None:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    return sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line})

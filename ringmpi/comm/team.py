@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ringmpi.comm.watch import Watch
-from ringmpi.errors import RingMPIError
+from ringmpi.errors import Interrupted, RingMPIError
 from ringmpi.layout import Layout
 
 T = TypeVar("T")
@@ -35,15 +36,18 @@ class Team:
     comm : MPI.Comm
         Its ranks; used as it is, so nobody else may communicate on it.
     watch : Watch
+    closing : Team, optional
+        The same ranks, for the orderly end after an interruption. Without it this team is never interrupted.
 
     Attributes
     ----------
     rank, size : int
     """
 
-    def __init__(self, comm: MPI.Comm, watch: Watch) -> None:
+    def __init__(self, comm: MPI.Comm, watch: Watch, closing: Team | None = None) -> None:
         self.comm = comm
         self.watch = watch
+        self._closing = closing
         self.rank = comm.rank
         self.size = comm.size
 
@@ -54,6 +58,44 @@ class Team:
     def barrier(self) -> None:
         """Wait until every rank is here. Collective."""
         self.watch.wait([self.comm.Ibarrier()], "waits for all at a barrier")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Do within the block, on all ranks or on none, what blocks inside MPI. Collective.
+
+        A rank that heeded a signal shortly before would leave the others in there. So ranks tell each
+        other first, on the communicator where one that did tells it at its end (`agreed_stop`), and heed
+        none until the block is done.
+
+        Raises
+        ------
+        Interrupted
+            On every rank, if any of them was interrupted before.
+        """
+        if self._closing is None:
+            yield
+            return
+        with self.watch.held():
+            stop = self._closing.agreed_stop(None)
+            if stop is not None:
+                raise stop
+            yield
+
+    def agreed_stop(self, mine: Interrupted | None) -> Interrupted | None:
+        """Return the interruption that any rank met, or None. Collective.
+
+        For the closing team alone: it matches `together` of ranks that were not interrupted, so a rank which
+        was comes here once, and for one that learnt of it there nothing is left to tell.
+        """
+        if mine is not None and mine.everywhere:
+            return mine
+        met = self.allgather(None if mine is None else mine.signal_number)
+        number = next((number for number in met if number is not None), None)
+        if number is None:
+            return None
+        stop = Interrupted(number)
+        stop.everywhere = True
+        return stop
 
     def allgather(self, item: T) -> list[T]:
         """Return every rank's item, by rank. Collective."""
@@ -132,9 +174,7 @@ class Team:
         piece : ndarray, shape (batch, heads, len(positions), ...)
             Valid until the next one is asked for. Nothing is yielded on other ranks.
         """
-        token_nbytes = max(1, shard[:, :, :1].nbytes)
-        tokens = max(1, PIECE_NBYTES // token_nbytes) if shard.shape[2] else 1
-        tokens = min(self.allgather(tokens if shard.shape[2] else 2**62))
+        tokens = self._tokens_of_piece(shard)
         owners = range(self.size) if self.rank == 0 else [self.rank]
         for owner in owners:
             for positions, local in _pieces(layout, owner, tokens):
@@ -145,6 +185,29 @@ class Team:
                     yield positions, self._take(owner, shape, shard.dtype)
                 else:
                     self._hand_over(shard[:, :, local])
+
+    def own_pieces(
+        self, layout: Layout, shard: NDArray[Any]
+    ) -> Iterator[tuple[range, slice, NDArray[Any]]]:
+        """Yield the pieces of this rank's shard, looking for signals between two. Collective.
+
+        Yields
+        ------
+        positions : range
+            Global positions of the piece.
+        local : slice
+            Where in the shard it lies.
+        piece : ndarray, shape (batch, heads, len(positions), ...)
+        """
+        for positions, local in _pieces(layout, self.rank, self._tokens_of_piece(shard)):
+            self.watch.look(lambda: "writes its shard")
+            yield positions, local, shard[:, :, local]
+
+    def _tokens_of_piece(self, shard: NDArray[Any]) -> int:
+        """Return how many tokens are a piece, on all ranks alike: some shards have none. Collective."""
+        token_nbytes = max(1, shard[:, :, :1].nbytes)
+        tokens = max(1, PIECE_NBYTES // token_nbytes) if shard.shape[2] else 1
+        return min(self.allgather(tokens if shard.shape[2] else 2**62))
 
     def _take(self, owner: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         piece = np.empty(shape, dtype)

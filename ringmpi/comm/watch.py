@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from mpi4py import MPI
 
@@ -52,6 +53,7 @@ class Watch:
         self._next_look = 0.0
         self._abandoned: list[MPI.Request] = []
         self._armed = True
+        self._held = False
 
     def close(self) -> None:
         """Give the communicator back to MPI. Collective."""
@@ -60,6 +62,15 @@ class Watch:
     def disarm(self) -> None:
         """Wait without limit and heed no signal from now on: the work is done, only its end is left."""
         self._armed = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Heed no signal within the block, but pass it on; it is heeded at the first look after it."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
 
     def look(self, doing: Callable[[], str], idle: float = 0.0) -> None:
         """Give up if a signal came, here or at another rank; answer ranks that ask.
@@ -84,7 +95,7 @@ class Watch:
         if at >= self._next_look:
             self._next_look = at + LOOK_INTERVAL
             self._word.listen(lambda: Status(doing(), idle))
-        if self._word.stop is not None:
+        if self._word.stop is not None and not self._held:
             self.disarm()
             raise Interrupted(self._word.stop)
 

@@ -9,6 +9,10 @@ from collections.abc import Mapping, Sequence
 LIMIT = 20.0
 
 
+#: Seconds for a process that initialises MPI.
+INITIALISE_LIMIT = 60.0
+
+
 def answer(command: Sequence[str], environment: Mapping[str, str], limit: float = LIMIT) -> str:
     """Return all that a command prints, or why there is nothing. Local; starts a process."""
     try:

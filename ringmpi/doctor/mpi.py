@@ -15,7 +15,7 @@ from ringmpi.comm.probe import (
     takes_device_pointers,
     thread_level,
 )
-from ringmpi.doctor.ask import answer
+from ringmpi.doctor.ask import INITIALISE_LIMIT, answer
 from ringmpi.doctor.gpu import awareness
 from ringmpi.doctor.page import PROBLEM, Fact, way_to
 
@@ -40,9 +40,6 @@ QUESTION = (
     "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers, thread_level; "
     "print('told', takes_device_pointers(), thread_level(MPI))"
 )
-
-#: Seconds for that process.
-INITIALISE_LIMIT = 60.0
 
 
 def library(environment: Environment) -> tuple[str, list[Fact]]:

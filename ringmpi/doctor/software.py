@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import platform
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from importlib import util
 
 from ringmpi.devices import PREFERENCE, native_facts, prepare, why_missing
 from ringmpi.devices.build import compiler_command
-from ringmpi.doctor.ask import answer, first_line
+from ringmpi.doctor.ask import INITIALISE_LIMIT, answer, first_line
 from ringmpi.doctor.page import Fact, way_to
 from ringmpi.errors import MissingCapabilityError
 from ringmpi.provenance import package_versions, system
-from ringmpi.store import hdf5_facts
 
 Environment = Mapping[str, str]
+
+#: Asked of a process of its own, as with MPI loaded another h5py may be found.
+HDF5_QUESTION = (
+    "from contextlib import suppress; from ringmpi.comm.probe import load_mpi\n"
+    "with suppress(ImportError, RuntimeError): load_mpi()\n"
+    "from ringmpi.store import hdf5_facts; print(hdf5_facts())"
+)
 
 
 def packages(environment: Environment) -> Iterator[Fact]:
@@ -51,9 +58,18 @@ def _compiler_remedy(environment: Environment) -> str:
     return way_to("gcc", "apt-get install g++, or set CXX to a C++ compiler", environment)
 
 
+def hdf5_of_ranks(environment: Environment) -> str:
+    """Return what the h5py that ranks get says of itself.
+
+    Debian has two builds of h5py, and gives ranks the parallel one. The variable asks for what they get.
+    """
+    asked = dict(environment) | {"H5PY_ALWAYS_USE_MPI": "1"}
+    return first_line(answer([sys.executable, "-c", HDF5_QUESTION], asked, INITIALISE_LIMIT))
+
+
 def files(environment: Environment) -> Iterator[Fact]:
     """Tell of HDF5, and whether ranks can write one file together."""
-    told = hdf5_facts()
+    told = hdf5_of_ranks(environment)
     remedy = ""
     if "parallel: yes" not in told:
         remedy = "for --io mpio: " + way_to(

@@ -27,7 +27,7 @@ def test_doctor_tells_library_launcher_hdf5_and_compiler(launch: Callable[..., E
     assert lines["gpu-aware"].split(maxsplit=1)[1].startswith("no: ")
     assert lines["thread"].split() == ["thread", "level", "multiple:", "for", "--progress", "thread"]
     assert "h5py" in lines["hdf5"]
-    assert "parallel: no" in lines["hdf5"]
+    assert "parallel: no (io=mpio: " in lines["hdf5"]
     assert (os.environ.get("CXX") or "c++").split()[0] in lines
     assert {"nvcc", "slurm", "gpu", "cupy", "cores", "threads", "settings"} <= set(lines)
     assert "numpy" in lines["devices"]

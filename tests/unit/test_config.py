@@ -118,7 +118,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "sampled verdict on nothing": (PACE | {"verify": "sample:3"}, ["verify=sample:3", "use none"]),
     "inputs of nothing": (PACE | {"store_inputs": True}, ["store_inputs", "device=paced"]),
     "progress": ({"progress": "pole"}, ["progress='pole'", "did you mean 'poll'"]),
-    "io": ({"io": "mpio"}, ["io='mpio'", "gather"]),
+    "io": ({"io": "shard"}, ["io='shard'", "did you mean 'shards'"]),
+    "shards of nothing": (PACE | {"io": "shards"}, ["io=shards", "device=paced", "leave it away"]),
     "verify": ({"verify": "some"}, ["verify='some'", "full, sample:ROWS", "none"]),
 }
 

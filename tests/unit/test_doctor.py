@@ -446,7 +446,7 @@ class TestSoftware:
         self, monkeypatch: pytest.MonkeyPatch, parallel: str, helps: bool
     ) -> None:
         monkeypatch.setattr(
-            software, "hdf5_facts", lambda: f"1.14.6, h5py 3.16.0; parallel: {parallel}"
+            software, "hdf5_of_ranks", lambda _: f"1.14.6, h5py 3.16.0; parallel: {parallel}"
         )
 
         fact = told(software.files({}))["hdf5"]

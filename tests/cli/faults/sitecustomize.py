@@ -248,6 +248,8 @@ PLACES: dict[str, Callable[[Any], None]] = {
     "ringmpi.problem": lambda module: _before(module, "shard_of", "shards"),
     "ringmpi.experiment": _run,
     "ringmpi.verify": lambda module: _before(module, "verify", "verify"),
+    "ringmpi.shards": lambda module: _before(module.ShardWriter, "write", "write"),
+    "ringmpi.parallel_hdf5": lambda module: _before(module, "write_together", "write"),
     "ringmpi.store": lambda module: _before(module.ResultWriter, "commit", "commit"),
 }
 
