@@ -71,7 +71,7 @@ def unwritable(path: Path) -> ConfigError | None:
     """Return why no file can be written to `path`, or None; makes its directory. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = _temporary(path)
+        probe = temporary(path)
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
@@ -89,7 +89,8 @@ def _is_result(path: Path) -> bool:
         return False
 
 
-def _temporary(path: Path) -> Path:
+def temporary(path: Path) -> Path:
+    """Return a name that nobody else uses, beside a file that is moved into place as a whole. Local."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
@@ -106,7 +107,7 @@ class ResultWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = _temporary(path)
+        self._temporary = temporary(path)
         self._file = h5py.File(self._temporary, "x")
         self._file.attrs["complete"] = False
         self._file.attrs["format_version"] = FORMAT_VERSION
