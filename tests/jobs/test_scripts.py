@@ -157,4 +157,7 @@ def test_an_unknown_mpi_is_refused(wanted: str) -> None:
         ["bash", ROOT / "jobs/demo.sh"], capture_output=True, text=True, timeout=20, env=environment
     )
     assert done.returncode == 2
-    assert done.stderr.strip() == f"RINGMPI_MPI={wanted or 'none'}: use mpich or openmpi"
+    assert (
+        done.stderr.strip()
+        == f"RINGMPI_MPI={wanted or 'none'}: use mpich or openmpi, or site for the MPI library that is here"
+    )

@@ -1,0 +1,162 @@
+"""Jobs that Slurm ends too early: nothing finished is lost, and the table in the end is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from submitting import Jobs, Submitted, verified, without_times
+
+SWEPT = {"RANKS": "1,2,3"}
+
+
+class Interrupted:
+    """A job whose first point is done, and whose second one takes its time."""
+
+    def __init__(self, jobs: Jobs, folder: Path, *options: str, seconds: float = 3, **env: str) -> None:
+        self.jobs = jobs
+        self._mark = folder / "sleep-0"
+        (self.job,) = jobs.submit(
+            "strong_scaling", *options, env=SWEPT | jobs.slowed(folder, seconds) | env
+        )
+        self._finished: dict[Path, bytes] = {}
+
+    def await_second_point(self) -> None:
+        self.job.until(self._mark.exists, "the second point is under way")
+        self._finished = {path: path.read_bytes() for path in self.job.files()}
+        assert [path.stem.rpartition("-p")[2] for path in self._finished] == ["1"]
+
+    def finished_is_there(self) -> None:
+        """What was finished is there to the last bit, and complete."""
+        for path, content in self._finished.items():
+            assert path.read_bytes() == content
+            assert verified(path)
+
+    def go_on(self) -> Submitted:
+        """Submit another job that goes on with what this one has left."""
+        (later,) = self.jobs.submit("strong_scaling", env=SWEPT | {"OUT": str(self.job.results)})
+        return later
+
+
+@pytest.fixture(scope="module")
+def whole(jobs: Jobs) -> Submitted:
+    """The same sweep, uninterrupted."""
+    (job,) = jobs.submit("strong_scaling", env=SWEPT)
+    return job
+
+
+@pytest.fixture(scope="module")
+def under_way(
+    jobs: Jobs, whole: Submitted, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Interrupted]:
+    """The jobs that are interrupted, side by side as far as there is room."""
+    folder = tmp_path_factory.mktemp("slowed")
+    return {
+        # Its ranks sleep through the limit, and are killed for it.
+        "late": Interrupted(jobs, folder / "late", "--time=1", "--signal=B:CONT@1", seconds=100),
+        "warned": Interrupted(jobs, folder / "warned", "--time=1", "--signal=B:USR1@50", REQUEUE="yes"),
+        "cancelled": Interrupted(jobs, folder / "cancelled"),
+        "requeued": Interrupted(jobs, folder / "requeued"),
+    }
+
+
+def same_table(job: Submitted, whole: Submitted, results: Path | None = None) -> None:
+    whole.ended("COMPLETED")
+    rows = job.table(results)
+    assert {row["verdict"] for row in rows} == {"OK"}
+    assert without_times(rows) == without_times(whole.table())
+
+
+def test_warned_job_goes_back_into_the_queue_and_on(
+    under_way: dict[str, Interrupted], whole: Submitted, cluster: Cluster
+) -> None:
+    warned = under_way["warned"]
+    warned.await_second_point()
+    warned.job.until(lambda: cluster.job(warned.job.name).restarts, "it is in the queue again")
+    # Else it is warned again as soon as it runs.
+    cluster.run("scontrol", "update", f"jobid={warned.job.name}", "timelimit=10")
+    warned.finished_is_there()
+
+    assert warned.job.ended("COMPLETED").restarts == 1
+    said = warned.job.log.read_text()
+    assert "# USR1 at" in said
+    assert "interrupted by signal 10" in said
+    assert "# stopped by USR1" in said
+    assert said.index("attempt 1 on") < said.index("attempt 2 on")
+    assert "done before" in said
+    warned.finished_is_there()
+    same_table(warned.job, whole)
+
+
+def test_requeued_job_goes_on_where_it_was(
+    under_way: dict[str, Interrupted], whole: Submitted, cluster: Cluster
+) -> None:
+    requeued = under_way["requeued"]
+    requeued.await_second_point()
+    cluster.run("scontrol", "requeue", requeued.job.name)
+
+    assert requeued.job.ended("COMPLETED").restarts == 1
+    said = requeued.job.log.read_text()
+    assert said.index("attempt 1 on") < said.index("attempt 2 on")
+    # One log for each time that the second point was begun, and none of them lost.
+    assert len(list(requeued.job.results.glob("*-p2*.log"))) == 2
+    assert len(list(requeued.job.results.glob("*-p1*.log"))) == 1
+    requeued.finished_is_there()
+    same_table(requeued.job, whole)
+
+
+def test_cancelled_job_leaves_what_is_finished_and_another_goes_on(
+    under_way: dict[str, Interrupted], whole: Submitted, cluster: Cluster
+) -> None:
+    cancelled = under_way["cancelled"]
+    cancelled.await_second_point()
+    cluster.run("scancel", cancelled.job.name)
+
+    cancelled.job.ended("CANCELLED")
+    cancelled.finished_is_there()
+    later = cancelled.go_on()
+    later.ended("COMPLETED")
+    assert "done before" in later.log.read_text()
+    cancelled.finished_is_there()
+    same_table(later, whole, cancelled.job.results)
+
+
+def test_job_that_is_killed_at_its_time_limit_loses_nothing_finished(
+    under_way: dict[str, Interrupted], whole: Submitted
+) -> None:
+    late = under_way["late"]
+    late.await_second_point()
+
+    late.job.ended("TIMEOUT")
+    late.finished_is_there()
+    # What its ranks were at is not there, not even half of it.
+    assert [path.stem.rpartition("-p")[2] for path in late.job.files()] == ["1"]
+    later = late.go_on()
+    later.ended("COMPLETED")
+    late.finished_is_there()
+    same_table(later, whole, late.job.results)
+
+
+def test_job_of_a_failed_node_goes_on_when_the_node_is_back(
+    jobs: Jobs, whole: Submitted, cluster: Cluster, tmp_path: Path
+) -> None:
+    """The last one: all jobs of the node would be requeued."""
+    failed = Interrupted(jobs, tmp_path / "failed")
+    failed.await_second_point()
+    cluster.kill_node("n2")
+    cluster.await_state(failed.job.name, ("PENDING",), 60)
+    failed.finished_is_there()
+    cluster.start_node("n2")
+    cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+
+    assert failed.job.ended("COMPLETED").restarts == 1
+    said = failed.job.log.read_text()
+    assert "NODE FAILURE" in said
+    assert "attempt 2 on n[1-2]" in said
+    failed.finished_is_there()
+    same_table(failed.job, whole)
+
+
+def test_nothing_is_left_of_all_these_jobs(cluster: Cluster) -> None:
+    cluster.await_(lambda: not cluster.processes(), "no process of a job is left", 30)
