@@ -22,9 +22,9 @@ import psutil
 
 NODES = ("n1", "n2")
 
-#: What Slurm believes a node to have, so that three jobs of 4 tasks run side by side. They share the few
+#: What Slurm believes a node to have, so that three jobs of 4 tasks run beside one of 2. They share the few
 #: cores of this machine, but most of their time is starting up, which is waiting.
-CPUS = 6
+CPUS = 7
 
 #: Variables of the surroundings that would change what a job believes of itself, or what a script does.
 FOREIGN = (
@@ -51,7 +51,7 @@ ENDED = (
 )
 
 #: Slurm's own time for a job to end after SIGTERM, in seconds: ranks end within 5 s and a step.
-KILL_WAIT = 12
+KILL_WAIT = 8
 
 CONFIGURATION = """\
 ClusterName=ringmpi
@@ -183,8 +183,11 @@ class Cluster:
         daemons = {daemon.pid for daemon in self._daemons.values()}
         for process in psutil.process_iter():
             try:
-                ours = process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"]
-                if ours and process.pid not in daemons and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    self._is_ours(process)
+                    and process.pid not in daemons
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
@@ -267,6 +270,11 @@ class Cluster:
                 # A terminal's Ctrl-C ends the tests, which then end the daemons.
                 start_new_session=True,
             )
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        if process.name().startswith("slurmstepd"):  # It writes its title over its environment.
+            return any(file.path.startswith(f"{self.folder}/") for file in process.open_files())
+        return bool(process.environ().get("SLURM_CONF") == self.environment["SLURM_CONF"])
 
     def _all_up(self) -> bool:
         return bool(self._daemons) and all(daemon.poll() is None for daemon in self._daemons.values())

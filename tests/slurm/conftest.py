@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster, missing
-from submitting import Jobs
+from submitting import Interrupted, Jobs
 
 from ringmpi.comm.launcher import find_launcher
 
@@ -45,3 +45,15 @@ def cluster() -> Iterator[Cluster]:
 def jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     """What tests submit to it, from a checkout of which only the results are their own."""
     return Jobs(cluster, tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="session")
+def late(jobs: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
+    """A job whose ranks sleep through its time limit of a minute, and are killed for it.
+
+    Whoever submits other jobs first asks for it, so that it ends while these run. It takes few CPUs.
+    """
+    folder = tmp_path_factory.mktemp("late") / "slowed"
+    made = Interrupted(jobs, folder, "--time=1", "--signal=B:CONT@1", seconds=200, RANKS_PER_NODE="1")
+    made.await_second_point()
+    return made

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from cluster import ENDED, Cluster, Job
 
@@ -116,7 +118,7 @@ class Jobs:
         """Submit one of jobs/*.sbatch as a person does; return its tasks."""
         told = self.cluster.run(
             *("bash", self.checkout / "jobs/submit.sh", site, script, "--parsable", *options),
-            env=SMALL | {"VENV": sys.prefix} | dict(env or {}),
+            env={**SMALL, "VENV": sys.prefix, **(env or {})},
             cwd=self.checkout,
         )
         job = told.stdout.split()[-1]
@@ -144,6 +146,55 @@ class Jobs:
             "RINGMPI_TEST_MARKS": str(folder),
             "PYTHONPATH": str(FAULTS),
         }
+
+
+class Interrupted:
+    """A sweep whose first point is soon done, and whose second one takes its time, the first time it is run.
+
+    Parameters
+    ----------
+    jobs : Jobs
+    folder : Path
+        A new one.
+    options : str
+        Of sbatch.
+    seconds : float
+        That each attend of the second point takes.
+    env : str
+    """
+
+    SWEPT: ClassVar = {"RANKS": "1,2,3"}
+
+    def __init__(self, jobs: Jobs, folder: Path, *options: str, seconds: float = 3, **env: str) -> None:
+        self.jobs = jobs
+        self._mark = folder / "sleep-0"
+        slowed = jobs.slowed(folder, seconds)
+        (self.job,) = jobs.submit("strong_scaling", *options, env=self.SWEPT | slowed | env)
+        self._finished: dict[Path, bytes] = {}
+
+    def await_second_point(self) -> None:
+        """Wait until it is under way, and note what is finished."""
+        self.job.until(self._mark.exists, "the second point is under way")
+        self._finished = {path: path.read_bytes() for path in self.job.files()}
+        assert [path.stem.rpartition("-p")[2] for path in self._finished] == ["1"]
+
+    def finished_is_there(self) -> None:
+        """What was finished is there to the last bit, and right."""
+        assert self._finished
+        for path, content in self._finished.items():
+            assert path.read_bytes() == content
+            assert verified(path)
+
+    def go_on(self) -> Submitted:
+        """Submit another job that goes on with what this one has left."""
+        (later,) = self.jobs.submit("strong_scaling", env=self.SWEPT | {"OUT": str(self.job.results)})
+        return later
+
+
+def scheduler(result: ResultFile) -> dict[str, str]:
+    """Return the scheduler's variables as a result has them."""
+    told: dict[str, str] = json.loads(result.facts("machine")["scheduler"])
+    return told
 
 
 def verified(result: Path) -> bool:

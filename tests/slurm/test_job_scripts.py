@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from submitting import ROOT, Jobs, Submitted, verified
+from submitting import ROOT, Interrupted, Jobs, Submitted, scheduler, verified
 
 from ringmpi.schedule import METHODS
 from ringmpi.store import ResultFile
@@ -22,7 +22,7 @@ class Case:
     ----------
     ranks : sequence of int
         Of its points, in the order of the table.
-    pictures : sequence of str
+    made : sequence of str
         Names of files that it makes beside the results, with a star for what depends on the job.
     """
 
@@ -62,8 +62,9 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def submitted(jobs: Jobs) -> dict[str, list[Submitted]]:
+def submitted(jobs: Jobs, late: Interrupted) -> dict[str, list[Submitted]]:
     """All of them, side by side as far as there is room."""
+    del late  # It takes longest, and runs beside them.
     return {
         name: jobs.submit(name, *case.options, site=case.site, env=case.env)
         for name, case in CASES.items()
@@ -91,7 +92,7 @@ def test_script_answers_its_question(name: str, submitted: dict[str, list[Submit
     for path in task.files():
         assert verified(path)
         with ResultFile(path) as result:
-            assert result.facts("machine")["scheduler"]["SLURM_ARRAY_JOB_ID"] == task.name.split("_")[0]
+            assert scheduler(result)["SLURM_ARRAY_JOB_ID"] == task.name.split("_")[0]
             for key, value in case.experiment.items():
                 assert getattr(result.experiment, key) == value
     for pattern in case.made:
@@ -129,8 +130,8 @@ def test_ranks_of_a_script_are_on_both_nodes(submitted: dict[str, list[Submitted
     task.ended("COMPLETED")
 
     with task.of_ranks(4) as result:
-        scheduler = result.facts("machine")["scheduler"]
-    assert (scheduler["SLURM_STEP_NUM_TASKS"], scheduler["SLURM_JOB_NUM_NODES"]) == ("4", "2")
+        told = scheduler(result)
+    assert (told["SLURM_STEP_NUM_TASKS"], told["SLURM_JOB_NUM_NODES"]) == ("4", "2")
 
 
 @pytest.mark.both_mpi

@@ -6,59 +6,43 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
-from submitting import Jobs, Submitted, verified, without_times
-
-SWEPT = {"RANKS": "1,2,3"}
-
-
-class Interrupted:
-    """A job whose first point is done, and whose second one takes its time."""
-
-    def __init__(self, jobs: Jobs, folder: Path, *options: str, seconds: float = 3, **env: str) -> None:
-        self.jobs = jobs
-        self._mark = folder / "sleep-0"
-        (self.job,) = jobs.submit(
-            "strong_scaling", *options, env=SWEPT | jobs.slowed(folder, seconds) | env
-        )
-        self._finished: dict[Path, bytes] = {}
-
-    def await_second_point(self) -> None:
-        self.job.until(self._mark.exists, "the second point is under way")
-        self._finished = {path: path.read_bytes() for path in self.job.files()}
-        assert [path.stem.rpartition("-p")[2] for path in self._finished] == ["1"]
-
-    def finished_is_there(self) -> None:
-        """What was finished is there to the last bit, and complete."""
-        for path, content in self._finished.items():
-            assert path.read_bytes() == content
-            assert verified(path)
-
-    def go_on(self) -> Submitted:
-        """Submit another job that goes on with what this one has left."""
-        (later,) = self.jobs.submit("strong_scaling", env=SWEPT | {"OUT": str(self.job.results)})
-        return later
+from submitting import Interrupted, Jobs, Submitted, without_times
 
 
 @pytest.fixture(scope="module")
 def whole(jobs: Jobs) -> Submitted:
     """The same sweep, uninterrupted."""
-    (job,) = jobs.submit("strong_scaling", env=SWEPT)
+    (job,) = jobs.submit("strong_scaling", env=Interrupted.SWEPT)
     return job
 
 
 @pytest.fixture(scope="module")
-def under_way(
-    jobs: Jobs, whole: Submitted, tmp_path_factory: pytest.TempPathFactory
+def stopped(
+    jobs: Jobs, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Interrupted]:
-    """The jobs that are interrupted, side by side as far as there is room."""
+    """The jobs that are interrupted in their second point, side by side."""
     folder = tmp_path_factory.mktemp("slowed")
-    return {
-        # Its ranks sleep through the limit, and are killed for it.
-        "late": Interrupted(jobs, folder / "late", "--time=1", "--signal=B:CONT@1", seconds=100),
-        "warned": Interrupted(jobs, folder / "warned", "--time=1", "--signal=B:USR1@50", REQUEUE="yes"),
+    made = {
+        "warned": Interrupted(
+            jobs, folder / "warned", "--time=10", "--signal=B:USR1@50", REQUEUE="yes"
+        ),
         "cancelled": Interrupted(jobs, folder / "cancelled"),
         "requeued": Interrupted(jobs, folder / "requeued"),
     }
+    by = {
+        # Less time than the warning comes before its end, so that it comes at once.
+        "warned": ("update", "timelimit=1", "jobid={}"),
+        "cancelled": ("cancel",),
+        "requeued": ("requeue", "{}"),
+    }
+    for name, words in by.items():
+        made[name].await_second_point()
+        job = made[name].job.name
+        if words == ("cancel",):
+            cluster.run("scancel", job)
+        else:
+            cluster.run("scontrol", *(word.format(job) for word in words))
+    return made
 
 
 def same_table(job: Submitted, whole: Submitted, results: Path | None = None) -> None:
@@ -69,10 +53,9 @@ def same_table(job: Submitted, whole: Submitted, results: Path | None = None) ->
 
 
 def test_warned_job_goes_back_into_the_queue_and_on(
-    under_way: dict[str, Interrupted], whole: Submitted, cluster: Cluster
+    stopped: dict[str, Interrupted], whole: Submitted, cluster: Cluster
 ) -> None:
-    warned = under_way["warned"]
-    warned.await_second_point()
+    warned = stopped["warned"]
     warned.job.until(lambda: cluster.job(warned.job.name).restarts, "it is in the queue again")
     # Else it is warned again as soon as it runs.
     cluster.run("scontrol", "update", f"jobid={warned.job.name}", "timelimit=10")
@@ -89,12 +72,8 @@ def test_warned_job_goes_back_into_the_queue_and_on(
     same_table(warned.job, whole)
 
 
-def test_requeued_job_goes_on_where_it_was(
-    under_way: dict[str, Interrupted], whole: Submitted, cluster: Cluster
-) -> None:
-    requeued = under_way["requeued"]
-    requeued.await_second_point()
-    cluster.run("scontrol", "requeue", requeued.job.name)
+def test_requeued_job_goes_on_where_it_was(stopped: dict[str, Interrupted], whole: Submitted) -> None:
+    requeued = stopped["requeued"]
 
     assert requeued.job.ended("COMPLETED").restarts == 1
     said = requeued.job.log.read_text()
@@ -107,11 +86,9 @@ def test_requeued_job_goes_on_where_it_was(
 
 
 def test_cancelled_job_leaves_what_is_finished_and_another_goes_on(
-    under_way: dict[str, Interrupted], whole: Submitted, cluster: Cluster
+    stopped: dict[str, Interrupted], whole: Submitted
 ) -> None:
-    cancelled = under_way["cancelled"]
-    cancelled.await_second_point()
-    cluster.run("scancel", cancelled.job.name)
+    cancelled = stopped["cancelled"]
 
     cancelled.job.ended("CANCELLED")
     cancelled.finished_is_there()
@@ -123,11 +100,8 @@ def test_cancelled_job_leaves_what_is_finished_and_another_goes_on(
 
 
 def test_job_that_is_killed_at_its_time_limit_loses_nothing_finished(
-    under_way: dict[str, Interrupted], whole: Submitted
+    late: Interrupted, whole: Submitted
 ) -> None:
-    late = under_way["late"]
-    late.await_second_point()
-
     late.job.ended("TIMEOUT")
     late.finished_is_there()
     # What its ranks were at is not there, not even half of it.
