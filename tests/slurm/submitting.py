@@ -163,13 +163,14 @@ class Interrupted:
     env : str
     """
 
-    SWEPT: ClassVar = {"RANKS": "1,2,3"}
+    SCRIPT = "exactness"
+    SWEPT: ClassVar = {"RANKS": "1,2,3", "DTYPES": "float32", "LAYOUTS": "zigzag"}
 
     def __init__(self, jobs: Jobs, folder: Path, *options: str, seconds: float = 3, **env: str) -> None:
         self.jobs = jobs
         self._mark = folder / "sleep-0"
         slowed = jobs.slowed(folder, seconds)
-        (self.job,) = jobs.submit("strong_scaling", *options, env=self.SWEPT | slowed | env)
+        (self.job,) = jobs.submit(self.SCRIPT, *options, env=self.SWEPT | slowed | env)
         self._finished: dict[Path, bytes] = {}
 
     def await_second_point(self) -> None:
@@ -187,7 +188,7 @@ class Interrupted:
 
     def go_on(self) -> Submitted:
         """Submit another job that goes on with what this one has left."""
-        (later,) = self.jobs.submit("strong_scaling", env=self.SWEPT | {"OUT": str(self.job.results)})
+        (later,) = self.jobs.submit(self.SCRIPT, env=self.SWEPT | {"OUT": str(self.job.results)})
         return later
 
 

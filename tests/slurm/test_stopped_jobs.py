@@ -12,7 +12,7 @@ from submitting import Interrupted, Jobs, Submitted, without_times
 @pytest.fixture(scope="module")
 def whole(jobs: Jobs) -> Submitted:
     """The same sweep, uninterrupted."""
-    (job,) = jobs.submit("strong_scaling", env=Interrupted.SWEPT)
+    (job,) = jobs.submit(Interrupted.SCRIPT, env=Interrupted.SWEPT)
     return job
 
 
