@@ -15,7 +15,8 @@
 # shellcheck shell=bash
 
 if [ -z "${SLURM_JOB_ID:-}" ]; then
-    echo "this is a job for Slurm: bash jobs/submit.sh SITE ${0##*/}; jobs/README.md has those that need none" >&2
+    name=${0##*/}
+    echo "this is a job for Slurm: bash jobs/submit.sh SITE ${name%.sbatch}; jobs/README.md has those that need none" >&2
     exit 2
 fi
 
