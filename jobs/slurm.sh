@@ -63,6 +63,10 @@ trap 'pass_on TERM' TERM
 # heeding COMMAND...: runs it beside a `wait`, which a signal ends at once, and returns its exit code.
 heeding() {
     local code=0 ended signal=""
+    if [ -n "$heard" ]; then
+        echo "# nothing is begun any more after $heard"
+        exit $((128 + $(kill -l "$heard")))
+    fi
     "$@" &
     child=$!
     while :; do

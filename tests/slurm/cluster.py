@@ -80,7 +80,10 @@ KillWait={kill_wait}
 ReturnToService=2
 MailProg=/bin/true
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]},{ports[2]} CPUs={cpus}
-PartitionName=main Nodes=n[1-2] Default=YES MaxTime=60
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n[1-2] Default=YES MaxTime=60 PriorityTier=1
+PartitionName=urgent Nodes=n[1-2] MaxTime=60 PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -280,8 +283,8 @@ class Cluster:
         return bool(self._daemons) and all(daemon.poll() is None for daemon in self._daemons.values())
 
     def _all_idle(self) -> bool:
-        told = self.run("sinfo", "--noheader", "--Node", "--format=%T", check=False).stdout.split()
-        return told == ["idle"] * len(NODES)
+        words = ("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
+        return self.run(*words, check=False).stdout.split() == ["idle"] * len(NODES)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -112,10 +112,30 @@ def test_job_that_is_killed_at_its_time_limit_loses_nothing_finished(
     same_table(later, whole, late.job.results)
 
 
+def test_preempted_job_goes_on_when_the_urgent_one_is_done(
+    jobs: Jobs, whole: Submitted, cluster: Cluster, tmp_path: Path
+) -> None:
+    """All of its nodes are wanted; the jobs before have ended."""
+    preempted = Interrupted(jobs, tmp_path / "preempted")
+    preempted.await_second_point()
+    cluster.run(
+        *("sbatch", "--wait", "--partition=urgent", "--nodes=2", "--exclusive"),
+        *("--output=/dev/null", "--wrap=true"),
+    )
+    preempted.finished_is_there()
+
+    assert preempted.job.ended("COMPLETED").restarts == 1
+    said = preempted.job.log.read_text()
+    assert "PREEMPTION" in said
+    assert "attempt 2 on n[1-2]" in said
+    preempted.finished_is_there()
+    same_table(preempted.job, whole)
+
+
 def test_job_of_a_failed_node_goes_on_when_the_node_is_back(
     jobs: Jobs, whole: Submitted, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The last one: all jobs of the node would be requeued."""
+    """Jobs beside it would be requeued too; those before have ended."""
     failed = Interrupted(jobs, tmp_path / "failed")
     failed.await_second_point()
     cluster.kill_node("n2")
