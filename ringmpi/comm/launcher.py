@@ -99,8 +99,40 @@ def check_size(launch: Launch, library: str, size: int) -> None:
         raise LaunchError(
             f"{launch.size} processes were started ({launch.variable}={launch.size}), but {library} "
             f"sees 1: this launcher does not belong to the MPI library of mpi4py; start with "
-            f"{library}'s mpiexec, or srun with the --mpi plugin that {library} was built for"
+            f"{library}'s mpiexec, or with {srun_for(library)}"
         )
+
+
+#: Slurm's plugins by which an MPI library's processes find each other, the best first; what its name begins
+#: with. Open MPI 5 knows PMIx only.
+PLUGINS = (
+    ("Open MPI 4", ("pmix", "pmi2")),
+    ("Open MPI 3", ("pmix", "pmi2")),
+    ("Open MPI", ("pmix",)),
+    ("CRAY MPICH", ("cray_shasta", "pmi2")),
+    ("", ("pmi2", "pmix")),
+)
+
+
+def plugins_of(library: str) -> tuple[str, ...]:
+    """Return Slurm's plugins that an MPI library understands, the best first. Local.
+
+    >>> plugins_of("Open MPI 5.0.8"), plugins_of("MPICH")
+    (('pmix',), ('pmi2', 'pmix'))
+    """
+    return next(plugins for start, plugins in PLUGINS if library.startswith(start))
+
+
+def srun_for(library: str) -> str:
+    """Return, in words, how srun starts ranks of an MPI library. Local.
+
+    >>> srun_for("MPICH")
+    'srun --mpi=pmi2 (srun --mpi=list names what this Slurm has)'
+    """
+    plugin = f"--mpi={plugins_of(library)[0]}"
+    if library.startswith("Intel"):
+        plugin += " and I_MPI_PMI_LIBRARY naming Slurm's libpmi2.so"
+    return f"srun {plugin} (srun --mpi=list names what this Slurm has)"
 
 
 def cpus_per_task(environment: Mapping[str, str] = os.environ) -> int | None:
@@ -118,10 +150,13 @@ class Launcher:
     path : str
     family : str
         ``openmpi``, ``hydra`` (MPICH, Intel MPI and kin) or ``slurm``.
+    options : tuple of str
+        What it is always given, before what the number of ranks asks for.
     """
 
     path: str
     family: str
+    options: tuple[str, ...] = ()
 
     def command(self, ranks: int, program: list[str]) -> list[str]:
         """Return the command that starts `program` on `ranks` ranks. Local.
@@ -130,15 +165,42 @@ class Launcher:
         flags are added only there and only then, since other launchers reject them.
         """
         if self.family == "slurm":
-            cores = ["--cpus-per-task", str(cpus_per_task() or 1)]
-            return [self.path, "--ntasks", str(ranks), *cores, *program]
+            nodes = step_nodes(ranks)
+            flags = ["--nodes", str(nodes)] if nodes else []
+            flags += ["--ntasks", str(ranks), "--cpus-per-task", str(cpus_per_task() or 1)]
+            return [self.path, *self.options, *flags, *program]
         flags = []
         if self.family == "openmpi":
             if os.geteuid() == 0:
                 flags.append("--allow-run-as-root")
             if ranks > available_cores():
                 flags.append("--oversubscribe")
-        return [self.path, *flags, "-n", str(ranks), *program]
+        return [self.path, *self.options, *flags, "-n", str(ranks), *program]
+
+
+def step_nodes(ranks: int, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many nodes of its allocation a step of so many ranks takes. Local.
+
+    Nodes are filled one after the other where the job says how many tasks a node has; else srun, which
+    takes all of them, is only kept from taking more nodes than there are ranks.
+
+    Returns
+    -------
+    int or None
+        None outside an allocation.
+
+    Examples
+    --------
+    >>> step_nodes(5, {"SLURM_JOB_NUM_NODES": "4", "SLURM_NTASKS_PER_NODE": "2"})
+    3
+    """
+    had, filled = (
+        environment.get(name, "") for name in ("SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE")
+    )
+    if not had.isdigit():
+        return None
+    each = int(filled) if filled.isdigit() else 1
+    return min(int(had), -(-ranks // max(each, 1)))
 
 
 def find_launcher(name: str = "auto") -> Launcher:
@@ -147,7 +209,8 @@ def find_launcher(name: str = "auto") -> Launcher:
     Parameters
     ----------
     name : str
-        ``auto``, ``mpiexec``, ``srun``, or a path. ``auto`` prefers the mpiexec beside the running Python
+        ``auto``, ``mpiexec``, ``srun``, or a path; options for it may follow, such as
+        ``srun --mpi=pmi2 --cpu-bind=cores``. ``auto`` prefers the mpiexec beside the running Python
         (the one that came with the MPI library in the same environment), then ``srun`` inside a
         Slurm allocation, then the mpiexec on the PATH.
 
@@ -156,6 +219,9 @@ def find_launcher(name: str = "auto") -> Launcher:
     ConfigError
         If there is no such command.
     """
+    given = name
+    # What is a command as it stands is a path, whatever characters are in it.
+    name, options = (name, ()) if shutil.which(name) else _with_options(name)
     beside = Path(sys.executable).parent / "mpiexec"
     candidates = [name]
     if name in ("auto", "mpiexec"):
@@ -166,11 +232,22 @@ def find_launcher(name: str = "auto") -> Launcher:
     for candidate in candidates:
         path = shutil.which(candidate)
         if path:
-            return Launcher(path, family_of(path))
+            return Launcher(path, family_of(path), options)
     raise ConfigError(
-        f"launcher={name}: no such command on this machine; install an MPI library "
+        f"launcher={given}: no such command on this machine; install an MPI library "
         f"(pip install mpich) or name its mpiexec"
     )
+
+
+def _with_options(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the command and the options that a text of words is made of."""
+    try:
+        name, *options = shlex.split(text) or [text]
+    except ValueError as error:
+        raise ConfigError(
+            f"launcher={text}: {error}; quote it as for a shell, such as 'srun --mpi=pmi2'"
+        ) from None
+    return name, tuple(options)
 
 
 def family_of(path: str) -> str:

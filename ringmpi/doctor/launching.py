@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ringmpi.comm.launcher import Launcher, family_of, find_launcher, version_of
+from ringmpi.comm.launcher import Launcher, family_of, find_launcher, plugins_of, version_of
 from ringmpi.doctor.ask import answer, first_line
 from ringmpi.doctor.page import PROBLEM, Fact, way_to
 from ringmpi.doctor.software import found
@@ -20,16 +20,6 @@ TYPED = ("mpiexec", "mpirun")
 
 #: Families of launchers in words.
 FAMILIES = {"openmpi": "Open MPI", "hydra": "Hydra of MPICH, Intel MPI or kin", "slurm": "Slurm"}
-
-#: Slurm's plugins by which an MPI library's processes find each other, the best first; what its name begins
-#: with. Open MPI 5 knows PMIx only.
-PLUGINS = (
-    ("Open MPI 4", ("pmix", "pmi2")),
-    ("Open MPI 3", ("pmix", "pmi2")),
-    ("Open MPI", ("pmix",)),
-    ("CRAY MPICH", ("cray_shasta", "pmi2")),
-    ("", ("pmi2", "pmix")),
-)
 
 #: Slurm's library of PMI-2, which lies in the same tree as srun.
 PMI2 = "libpmi2.so*"
@@ -136,7 +126,7 @@ def plugins_in(text: str) -> list[str]:
 
 def fitting(library: str, plugins: list[str], default: str = "") -> Fact:
     """Return with which plugin ``srun`` starts an MPI library, or that it cannot. Local."""
-    wanted = next(kinds for start, kinds in PLUGINS if library.startswith(start))
+    wanted = plugins_of(library)
     usable = [name for kind in wanted for name in plugins if name.partition("_v")[0] == kind]
     if not usable:
         return Fact(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,14 +19,18 @@ from ringmpi.config import experiment_from
 from ringmpi.sweep import Sweep
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted([*ROOT.glob("jobs/**/*.sh"), ROOT / "tests/run.sh", ROOT / ".ci/run"])
-RUNNABLE = [script for script in SCRIPTS if script.name != "environment.sh"]
-JOBS = [script for script in RUNNABLE if script.parent.name == "jobs"]
+BATCH = sorted(ROOT.glob("jobs/*.sbatch"))
+SCRIPTS = sorted([*ROOT.glob("jobs/**/*.sh"), *BATCH, ROOT / "tests/run.sh", ROOT / ".ci/run"])
+SITES = sorted(ROOT.glob("jobs/site/*.sh"))
+#: Others source these.
+SOURCED = [*SITES, *(ROOT / "jobs" / name for name in ("environment.sh", "slurm.sh", "site.sh"))]
+RUNNABLE = [script for script in SCRIPTS if script not in SOURCED]
+JOBS = [script for script in RUNNABLE if script.parent.name == "jobs" and script.suffix == ".sh"]
 #: These give no command to ringmpi. Tests of their own run them, or what they run.
 COMMANDING = [
     script
     for script in JOBS
-    if script.name not in ("bench_cpu.sh", "kernels.sh", "lab.sh", "netlab.sh")
+    if script.name not in ("bench_cpu.sh", "kernels.sh", "lab.sh", "netlab.sh", "submit.sh")
 ]
 
 
@@ -158,4 +164,112 @@ def test_an_unknown_mpi_is_refused(wanted: str) -> None:
         ["bash", ROOT / "jobs/demo.sh"], capture_output=True, text=True, timeout=20, env=environment
     )
     assert done.returncode == 2
-    assert done.stderr.strip() == f"RINGMPI_MPI={wanted or 'none'}: use mpich, openmpi, intel or debian"
+    assert (
+        done.stderr.strip() == f"RINGMPI_MPI={wanted or 'none'}: use mpich, openmpi, intel or debian, "
+        f"or site for the MPI library that is here"
+    )
+
+
+@pytest.mark.parametrize("script", BATCH, ids=named)
+def test_batch_script_asks_for_what_keeps_results_apart_and_safe(script: Path) -> None:
+    """Slurm reads options up to the first command, and would take no notice of later ones."""
+    lines = script.read_text().splitlines()
+    head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    asked = {line.removeprefix("#SBATCH ") for line in head if line.startswith("#SBATCH ")}
+
+    assert {
+        f"--job-name={script.stem}",
+        "--output=%x-%A_%a.out",
+        "--open-mode=append",  # Of a job that is requeued, what it said before stays.
+        "--signal=B:USR1@120",
+        "--requeue",
+        "--array=0",
+    } <= asked
+    assert len(asked) == sum("#SBATCH" in line for line in lines)
+    minutes = next(line for line in asked if line.startswith("--time=00:")).split(":")[1]
+    assert int(minutes) <= 30
+
+
+@pytest.mark.parametrize("site", SITES, ids=named)
+def test_submitting_shows_what_the_site_asks_for(site: Path) -> None:
+    told = submit(site.stem, "gpu", "--nodes=3", env={"DRY_RUN": "1"})
+
+    assert told.returncode == 0, told.stderr
+    words = shlex.split(told.stdout)
+    assert words[0] == "sbatch"
+    assert words[-2:] == ["--nodes=3", str(ROOT / "jobs/gpu.sbatch")]
+    asked = dict(word.split("=", 1) for word in words[1:-1] if "=" in word)
+    # A rank a GPU, where there are any for it, and cores for each.
+    assert asked.get("--gpus-per-node", asked["--ntasks-per-node"]) == asked["--ntasks-per-node"]
+    assert int(asked["--cpus-per-task"]) >= 1
+
+
+@pytest.mark.parametrize("site", SITES, ids=named)
+def test_every_value_of_a_site_can_be_set_from_outside(site: Path) -> None:
+    names = (
+        "RANKS_PER_NODE",
+        "CORES_PER_RANK",
+        "GPUS_PER_NODE",
+        "LAUNCHER",
+        "DEVICE",
+        "TRANSPORT",
+        "THREADS",
+    )
+    names += ("MODULES", "PARTITION", "ACCOUNT", "QOS", "CONSTRAINT", "RINGMPI_MPI", "SBATCH_WORDS")
+    ours = {name: f"own {name}" for name in names}
+    ours |= {"SITE": site.stem, "MODULES": "", "PARTITION": ""}  # Nothing is a value too.
+    show = "".join(f'echo "{name}=${{{name}}}"; ' for name in ours)
+
+    told = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", f"source jobs/site.sh; {show}"],
+        cwd=ROOT,
+        env=os.environ | ours,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+
+    assert dict(line.split("=", 1) for line in told.stdout.splitlines()) == ours
+
+
+def test_options_of_sbatch_come_from_variables_and_last_from_the_command_line() -> None:
+    ours = {"PARTITION": "short", "ACCOUNT": "m1", "QOS": "debug", "CONSTRAINT": "gpu&hbm80g"}
+    told = submit("generic", "exactness", "--qos=regular", env=ours | {"DRY_RUN": "1"})
+
+    words = shlex.split(told.stdout)
+    assert {"--partition=short", "--account=m1", "--qos=debug", "--constraint=gpu&hbm80g"} <= set(words)
+    assert words.index("--qos=regular") > words.index("--qos=debug")
+
+
+@pytest.mark.parametrize(
+    "given", [(), ("generic",), ("atlantis", "gpu"), ("generic", "nothing")], ids=str
+)
+def test_what_cannot_be_submitted_is_refused_with_what_can(given: tuple[str, ...]) -> None:
+    told = submit(*given)
+
+    assert told.returncode == 2
+    assert f"sites:   {' '.join(site.stem for site in SITES)}" in told.stderr
+    assert f"scripts: {' '.join(script.stem for script in BATCH)}" in told.stderr
+
+
+@pytest.mark.parametrize("script", BATCH, ids=named)
+def test_a_batch_script_is_no_shell_script_without_slurm(script: Path) -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    told = subprocess.run(
+        ["bash", script], cwd=ROOT, env=own, capture_output=True, text=True, timeout=20, check=False
+    )
+
+    assert told.returncode == 2
+    assert f"bash jobs/submit.sh SITE {script.stem}" in told.stderr
+
+
+def submit(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", ROOT / "jobs/submit.sh", *words],
+        env=os.environ | dict(env or {}),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )

@@ -17,6 +17,7 @@ from ringmpi.comm.launcher import (
     find_launcher,
     launch_from_environment,
     shown,
+    step_nodes,
     version_of,
 )
 from ringmpi.errors import BAD_PARAMETER, ConfigError, LaunchError
@@ -92,9 +93,27 @@ def test_processes_that_each_believe_to_be_alone_are_refused_with_both_numbers()
     with pytest.raises(LaunchError) as refusal:
         check_size(Launch(4, 3, "PMI_SIZE"), "Open MPI", 1)
 
-    told = ["4 processes", "PMI_SIZE=4", "Open MPI sees 1", "Open MPI's mpiexec", "srun with the --mpi"]
+    told = ["4 processes", "PMI_SIZE=4", "Open MPI sees 1", "Open MPI's mpiexec", "srun --mpi=pmix"]
     assert [part for part in told if part not in str(refusal.value)] == []
     assert refusal.value.exit_code == BAD_PARAMETER
+
+
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("MPICH", "srun --mpi=pmi2 ("),
+        ("Open MPI", "srun --mpi=pmix ("),
+        ("Intel MPI", "I_MPI_PMI_LIBRARY"),
+        ("Somebody's MPI", "plugin that Somebody's MPI was built for"),
+    ],
+    ids=lambda value: value.split()[0],
+)
+def test_the_plugin_of_srun_depends_on_the_library(library: str, words: str) -> None:
+    with pytest.raises(LaunchError) as refusal:
+        check_size(Launch(4, 3, "SLURM_STEP_NUM_TASKS"), library, 1)
+
+    assert words in str(refusal.value)
+    assert "srun --mpi=list" in str(refusal.value)
 
 
 @pytest.mark.parametrize(("told", "seen"), [(1, 1), (4, 4), (1, 4), (3, 2)])
@@ -120,7 +139,8 @@ def test_flags_are_added_only_for_open_mpi_and_only_when_needed(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0 if root else 1000)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(2 if crowded else 3)))
-    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_JOB_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
 
     command = Launcher("/mpi/start", family).command(3, ["ringmpi", "run", "--seq-len", "7"])
 
@@ -134,10 +154,41 @@ def test_flags_are_added_only_for_open_mpi_and_only_when_needed(
 
 def test_srun_passes_the_cores_of_a_task_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
 
     command = Launcher("/slurm/srun", "slurm").command(2, ["program"])
 
     assert command == ["/slurm/srun", "--ntasks", "2", "--cpus-per-task", "8", "program"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "environment", "nodes"),
+    [
+        (3, {}, None),
+        (3, {"SLURM_NTASKS_PER_NODE": "4"}, None),
+        (1, {"SLURM_JOB_NUM_NODES": "2"}, 1),
+        (5, {"SLURM_JOB_NUM_NODES": "2"}, 2),
+        (4, {"SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS_PER_NODE": "4"}, 1),
+        (5, {"SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS_PER_NODE": "4"}, 2),
+        # Slurm says itself that these are too many.
+        (13, {"SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS_PER_NODE": "4"}, 3),
+    ],
+)
+def test_a_step_fills_one_node_after_the_other(
+    ranks: int, environment: dict[str, str], nodes: int | None
+) -> None:
+    assert step_nodes(ranks, environment) == nodes
+
+
+@pytest.mark.parametrize("family", ["openmpi", "hydra", "slurm"])
+def test_options_of_a_launcher_come_first(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+
+    command = Launcher("/mpi/start", family, ("--one", "a b")).command(2, ["program"])
+
+    assert command[:3] == ["/mpi/start", "--one", "a b"]
+    assert command[-1] == "program"
+    assert ("--nodes" in command) == (family == "slurm")
 
 
 @pytest.mark.parametrize("word", ["a b", "$HOME", "it's", "größe"])
@@ -238,6 +289,21 @@ class TestFind:
         self.put(tmp_path / "path", "mpiexec")
 
         assert find_launcher(path) == Launcher(path, "openmpi")
+
+    def test_options_follow_the_name(self, tmp_path: Path) -> None:
+        srun = self.put(tmp_path / "path", "srun", "slurm")
+        path = self.put(tmp_path, "my own launcher", "openmpi")
+
+        given = find_launcher("srun --mpi=pmi2 --comment 'of two words'")
+        assert given == Launcher(srun, "slurm", ("--mpi=pmi2", "--comment", "of two words"))
+        assert find_launcher(f"'{path}' -x") == Launcher(path, "openmpi", ("-x",))
+
+    @pytest.mark.parametrize("text", ["srun --comment 'open", ""])
+    def test_what_a_shell_could_not_read_is_refused(self, tmp_path: Path, text: str) -> None:
+        self.put(tmp_path / "path", "srun", "slurm")
+
+        with pytest.raises(ConfigError, match="launcher="):
+            find_launcher(text)
 
     def test_srun_that_tells_nothing_is_known_by_its_name(self, tmp_path: Path) -> None:
         srun = self.put(tmp_path / "path", "srun", "silent")

@@ -1,0 +1,11 @@
+# A workstation, or a Slurm of one's own on it: MPICH's wheel under srun, as the tests do. That wheel has PMI-2 in it.
+# jobs/site.sh says what each variable means; each may be set from outside.
+# shellcheck shell=bash
+
+: "${RANKS_PER_NODE:=2}" "${CORES_PER_RANK:=1}"
+: "${RINGMPI_MPI:=mpich}" "${DEVICE:=native}"
+if [ "$RINGMPI_MPI" = openmpi ]; then
+    : "${LAUNCHER:=mpiexec}" # Open MPI 5 speaks PMIx alone under srun, which Debian's Slurm has no library for.
+else
+    : "${LAUNCHER:=srun --mpi=pmi2}"
+fi
