@@ -62,6 +62,7 @@ def run(experiment: Experiment, job: Job) -> int:
     path = output_path(experiment, job.team.size)
     inner, agreed = _agree_on_start(experiment, path, job.team)
     with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
+        job.unfinished = job.team.share(None if writer is None else writer.temporary)
         under_way = Run(experiment, job, inner, agreed, writer)
         interruption = _common_end(job, under_way.measure())
         under_way.write(interruption)

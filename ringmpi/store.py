@@ -5,15 +5,13 @@ instead, all its steps laid end to end, which metrics read like any other, and s
 steps in a group beside it; see `ResultWriter.condense`.
 
 It is written under a name of its own in the directory of the target, flushed to disk and then moved into
-place, so that a reader never sees half a file, two writers never mix, and an older good file stays until a
-newer one is complete.
+place (see `unfinished`), so that a reader never sees half a file, two writers never mix, and an older good
+file stays until a newer one is complete.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -33,6 +31,7 @@ from ringmpi.layout import Runs
 from ringmpi.metrics import Clocks, Timings
 from ringmpi.schedule import Pass, Step
 from ringmpi.trace import QUANTITIES, RECORD
+from ringmpi.unfinished import UnfinishedFile, temporary_name
 from ringmpi.verify import Verdict
 
 Array = NDArray[Any]
@@ -71,7 +70,7 @@ def unwritable(path: Path) -> ConfigError | None:
     """Return why no file can be written to `path`, or None; makes its directory. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = _temporary(path)
+        probe = temporary_name(path)
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
@@ -89,10 +88,6 @@ def _is_result(path: Path) -> bool:
         return False
 
 
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
-
-
 class ResultWriter:
     """A result file in the making. Local, for the one rank that writes.
 
@@ -102,12 +97,17 @@ class ResultWriter:
     ----------
     path : Path
         Where the file appears at `commit`.
+
+    Raises
+    ------
+    WriteError
+        From any method, once something could not be written.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._temporary = _temporary(path)
-        self._file = h5py.File(self._temporary, "x")
+        self._unfinished = UnfinishedFile(path)
+        self._file = h5py.File(self._unfinished, "w")
         self._file.attrs["complete"] = False
         self._file.attrs["format_version"] = FORMAT_VERSION
 
@@ -120,8 +120,15 @@ class ResultWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        finally:
+            self._unfinished.remove()
+
+    @property
+    def temporary(self) -> Path:
+        """The name under which the file is written."""
+        return self._unfinished.temporary
 
     def describe(self, experiment: Experiment, command: str, kind: str = "measured") -> None:
         """Write what the file is and how it was made."""
@@ -157,9 +164,11 @@ class ResultWriter:
         """Write rows, shape (batch, heads, len(positions), ...), where their global positions belong."""
         dataset = self._file[name]
         dataset[:, :, _indices(dataset, positions)] = encode(rows)
+        self._unfinished.check()
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Read back rows of an output that was written before."""
+        self._unfinished.check()
         return _rows(self._file, tensor, batch, head, runs)
 
     def table(self, name: str, values: Array, unit: str, description: str) -> None:
@@ -167,6 +176,7 @@ class ResultWriter:
         fill = np.nan if values.dtype.kind == "f" else None
         dataset = self._file.create_dataset(name, data=values, fillvalue=fill)
         dataset.attrs.update({"unit": unit, "description": description})
+        self._unfinished.check()
 
     def texts(self, name: str, values: Sequence[str], description: str) -> None:
         """Write one text a rank."""
@@ -220,11 +230,8 @@ class ResultWriter:
     def commit(self) -> None:
         """Mark the file complete and move it into place."""
         self._file.attrs["complete"] = True
-        self._file.flush()
         self._file.close()
-        with self._temporary.open("rb") as file:
-            os.fsync(file.fileno())  # The name must not appear before the data is on disk.
-        self._temporary.replace(self.path)
+        self._unfinished.appear()
 
 
 class ResultFile:

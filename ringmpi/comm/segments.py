@@ -1,0 +1,82 @@
+"""Shared memory of the MPI library, which must not outlive a job.
+
+MPICH keeps the name of its segment in ``/dev/shm`` until `MPI_Finalize`, so a job that is killed or aborted
+leaves some megabytes of memory behind, until the node is booted. A segment without a name lives for as
+long as somebody has it mapped. So once all ranks of a node have it, its name is taken away.
+
+What a job has left that was killed before it came to that, the next one removes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+#: Where POSIX shared memory has its names.
+FOLDER = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is made there
+
+#: How the names of MPICH's segments begin (MPL_shm, github.com/pmodels/mpich). Open MPI's are removed by the
+#: daemon of a node, and UCX takes names away by itself.
+PREFIX = "mpich_shm_"
+
+#: Seconds after which a segment has been mapped by all who ever will: ranks of a node start together.
+SETTLED = 60.0
+
+
+def release_segments() -> None:
+    """Take away the names of the segments that this process has mapped, and abandoned ones. Local.
+
+    For one rank of a node, after all of its ranks are through MPI_Init.
+    """
+    for path in {*_mapped_by("self"), *abandoned_segments()}:
+        with suppress(OSError):
+            path.unlink()
+
+
+def abandoned_segments(folder: Path = FOLDER, settled: float = SETTLED) -> list[Path]:
+    """Return this user's segments of MPICH that no process has open or mapped, and that are not new. Local.
+
+    None where not all processes of the user can be looked at.
+    """
+    found = []
+    for path in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            about = path.stat()
+            if about.st_uid == os.geteuid() and time.time() - about.st_mtime > settled:
+                found.append(path)
+    if not found:
+        return []
+    try:
+        used = set(_used(folder))
+    except OSError:
+        return []
+    return [path for path in found if path not in used]
+
+
+def _used(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder that any process of this user has open or mapped."""
+    for process in Path("/proc").iterdir():
+        if not process.name.isdecimal():
+            continue
+        with suppress(FileNotFoundError, ProcessLookupError):  # It is gone, and holds nothing.
+            if process.stat().st_uid != os.geteuid():
+                continue
+            # First what is open: who makes a segment maps it before it closes it.
+            for handle in (process / "fd").iterdir():
+                with suppress(FileNotFoundError):
+                    yield handle.readlink()
+            yield from _mapped_by(process.name, folder, "")
+
+
+def _mapped_by(process: str, folder: Path = FOLDER, prefix: str = PREFIX) -> Iterator[Path]:
+    """Yield the files of a folder that a process has mapped and that still have a name."""
+    start = f"{folder}/{prefix}"
+    with Path(f"/proc/{process}/maps").open(errors="surrogateescape") as lines:
+        for line in lines:
+            # Address, permissions, offset, device, inode, name.
+            name = line.rstrip("\n").split(maxsplit=5)[5:]
+            if name and name[0].startswith(start) and not name[0].endswith(" (deleted)"):
+                yield Path(name[0])
