@@ -1,4 +1,4 @@
-"""A file in the making: under a name of its own until it is whole, its errors kept, nothing of it left behind.
+"""A file in the making: under its own name until it is whole, its errors kept, nothing of it left behind.
 
 The name says whose it is, and a lock on it says that this process lives. So whoever writes to the same place
 next can tell what a killed process left from what another one still writes, and removes the former.

@@ -1,0 +1,112 @@
+"""Many short runs in a row, most of them disturbed, and what they left behind. Started by jobs/soak.sh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from drawing import RANKS, Plan, plan
+from ringmpi.comm.launcher import find_launcher
+from ringmpi.comm.segments import SETTLED
+from ringmpi.devices import prepare
+from ringmpi.provenance import package_versions, processor, system
+from tally import Tally
+from trial import Outcome, Trial
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> int:
+    """Make all runs, write the page, and return 1 if anything was found."""
+    options = parse()
+    prepare()  # Once for all runs, which are short.
+    tally = Tally()
+    began = time.monotonic()
+    # A short name: it becomes part of socket names, which end at 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        trial = Trial(Path(folder), find_launcher(), late=options.late)
+        for number in range(options.first, options.first + options.runs):
+            planned = plan(options.seed, number)
+            if planned.fault == "full" and not options.mounts:
+                planned = replace(planned, fault="none")
+            outcome = trial.run(planned)
+            tally.runs.append((planned, outcome))
+            print(line(planned, outcome), flush=True)
+        count_remains(tally, trial)
+    options.out.mkdir(parents=True, exist_ok=True)
+    page = options.out / "soak.md"
+    page.write_text(tally.page(facts(time.monotonic() - began)))
+    print(f"# {tally.findings} finding(s) in {len(tally.runs)} runs: {page}")
+    return 1 if tally.findings else 0
+
+
+def count_remains(tally: Tally, trial: Trial) -> None:
+    """Count what killed jobs have left, and what of it is still there after one more run."""
+    left = {Path(name) for _, outcome in tally.runs for name in outcome.left}
+    tally.left = len(left)
+    if any(path.exists() for path in left):
+        if any(path.exists() and path.parent != trial.output.parent for path in left):
+            time.sleep(SETTLED + 1)  # Younger shared memory may belong to a job that is just starting.
+        trial.run(Plan(0, "none", "--seq-len 8", 0.0, 0, 0, True))
+    tally.gone = sum(not path.exists() for path in left)
+
+
+def line(planned: Plan, outcome: Outcome) -> str:
+    """Return a run in one line."""
+    found = "; ".join(f"{kind.upper()}: {words}" for kind, words in outcome.found)
+    strike = "" if planned.fault == "none" else " in time" if outcome.struck else " too late"
+    left = f", left {len(outcome.left)}" if outcome.left else ""
+    return (
+        f"{planned.number:4d} {planned.fault}{strike}: {outcome.seconds:.1f} s, exit code {outcome.codes}, "
+        f"file {outcome.file}{left}{'; ' + found if found else ''}"
+    )
+
+
+def facts(seconds: float) -> list[str]:
+    """Return where and how the soak was made, a line each."""
+    commit = git("rev-parse", "--short=12", "HEAD") + (
+        " with changes" if git("status", "--porcelain") else ""
+    )
+    asked = " ".join(
+        f"{n}={os.environ[n]}"
+        for n in ("RINGMPI_MPI", "RUNS", "FIRST", "SEED", "LATE")
+        if n in os.environ
+    )
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    return [
+        f"Short runs of `ringmpi run` on {RANKS} ranks, one after the other in the same folder, with options "
+        f"mixed by seed, and what was done to them. "
+        f"Made by `{f'{asked} bash jobs/soak.sh'.strip()}` in {seconds / 60:.0f} minutes.",
+        "",
+        f"* commit: {commit or 'unknown'}",
+        f"* machine: {processor()}, {len(os.sched_getaffinity(0))} cores, {system()}",
+        f"* Python {sys.version.split()[0]}, {versions}",
+    ]
+
+
+def git(*words: str) -> str:
+    """Return what git says of the checkout; nothing where it says nothing."""
+    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)  # noqa: S607
+    return done.stdout.strip()
+
+
+def parse() -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, required=True)
+    parser.add_argument("--first", type=int, required=True, help="number of the first run")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the page")
+    parser.add_argument("--late", action="store_true", help="disturb after a run's first word")
+    parser.add_argument("--mounts", action="store_true", help="a small file system may be mounted")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The counts of a soak, as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from drawing import FAULTS, Plan
+from trial import FINDINGS, Outcome
+
+
+@dataclass
+class Tally:
+    """What was found over all runs so far.
+
+    Attributes
+    ----------
+    runs : list of (Plan, Outcome)
+    left, gone : int
+        How many things killed jobs could not remove, and how many of them later ones did.
+    """
+
+    runs: list[tuple[Plan, Outcome]] = field(default_factory=list)
+    left: int = 0
+    gone: int = 0
+
+    @property
+    def findings(self) -> int:
+        """How much was found that should not be."""
+        return sum(len(outcome.found) for _, outcome in self.runs) + self.left - self.gone
+
+    def page(self, facts: Sequence[str]) -> str:
+        """Return the page in Markdown; `facts` say where and how it was made."""
+        lines = ["# Soak", "", *facts, "", *self._counts(), "", *self._findings(), ""]
+        lines += [
+            f"A job that is killed at once cannot tidy up: {self.left} files and segments were left by such "
+            f"jobs, {self.gone} of them were removed by a later run, as they must be.",
+            "",
+            "What the runs were made of: " + "; ".join(self._mix()) + ".",
+            "",
+        ]
+        return "\n".join(lines)
+
+    def _counts(self) -> list[str]:
+        columns = (
+            "runs",
+            "struck in time",
+            "exit codes",
+            "new file",
+            "older file",
+            "no file",
+            *FINDINGS,
+        )
+        rows = ["| | " + " | ".join(columns) + " |", "|---|" + "---|" * len(columns)]
+        for fault, told in FAULTS.items():
+            rows.append(_row(told, [outcome for plan, outcome in self.runs if plan.fault == fault]))
+        rows.append(_row("all", [outcome for _, outcome in self.runs]))
+        return rows
+
+    def _findings(self) -> list[str]:
+        told = [
+            f"* run {plan.number}, {FAULTS[plan.fault]}: {kind}: {words} (`{plan.options}`)"
+            for plan, outcome in self.runs
+            for kind, words in outcome.found
+        ]
+        return ["Found:", "", *told] if told else ["Nothing was found that should not be."]
+
+    def _mix(self) -> list[str]:
+        found = []
+        for option in ("method", "layout", "dtype", "progress", "device", "verify"):
+            counts: Counter[str] = Counter()
+            for plan, _ in self.runs:
+                words = plan.options.split()
+                counts[
+                    words[words.index(f"--{option}") + 1] if f"--{option}" in words else "default"
+                ] += 1
+            found.append(f"{option} " + ", ".join(f"{name} {n}" for name, n in sorted(counts.items())))
+        flags = (
+            "causal",
+            "window",
+            "documents",
+            "query-len",
+            "backward",
+            "check-transfers",
+            "store-inputs",
+        )
+        for flag in (*flags, "link", "link-map"):
+            found.append(f"{flag} {sum(f'--{flag}' in plan.options.split() for plan, _ in self.runs)}")
+        return found
+
+
+def _row(name: str, outcomes: Sequence[Outcome]) -> str:
+    codes = Counter(code for outcome in outcomes for code in outcome.codes)
+    files = Counter(outcome.file for outcome in outcomes)
+    kinds = Counter(kind for outcome in outcomes for kind, _ in outcome.found)
+    cells = [
+        len(outcomes),
+        sum(outcome.struck for outcome in outcomes),
+        ", ".join(f"{code}: {n}" for code, n in sorted(codes.items())) or "-",
+        *(files[kind] for kind in ("new", "older", "none")),
+        *(kinds[kind] for kind in FINDINGS),
+    ]
+    return f"| {name} | " + " | ".join(map(str, cells)) + " |"
