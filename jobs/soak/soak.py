@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from drawing import RANKS, Plan, plan
+from remains import SHARED_MEMORY
 from ringmpi.comm.launcher import find_launcher
 from ringmpi.comm.segments import SETTLED
 from ringmpi.devices import prepare
@@ -38,7 +39,7 @@ def main() -> int:
             outcome = trial.run(planned)
             tally.runs.append((planned, outcome))
             print(line(planned, outcome), flush=True)
-        count_remains(tally, trial)
+        tally.staying = staying(tally, trial)
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / "soak.md"
     page.write_text(tally.page(facts(time.monotonic() - began)))
@@ -46,15 +47,14 @@ def main() -> int:
     return 1 if tally.findings else 0
 
 
-def count_remains(tally: Tally, trial: Trial) -> None:
-    """Count what killed jobs have left, and what of it is still there after one more run."""
-    left = {Path(name) for _, outcome in tally.runs for name in outcome.left}
-    tally.left = len(left)
-    if any(path.exists() for path in left):
-        if any(path.exists() and path.parent != trial.output.parent for path in left):
-            time.sleep(SETTLED + 1)  # Younger shared memory may belong to a job that is just starting.
+def staying(tally: Tally, trial: Trial) -> list[str]:
+    """Return what killed jobs have left and is still there after one more run."""
+    there = [path for path in map(Path, sorted(tally.left)) if path.exists()]
+    if any(path.parent == SHARED_MEMORY for path in there):
+        time.sleep(SETTLED + 1)  # Younger shared memory may belong to a job that is just starting.
+    if there:
         trial.run(Plan(0, "none", "--seq-len 8", 0.0, 0, 0, True))
-    tally.gone = sum(not path.exists() for path in left)
+    return [str(path) for path in there if path.exists()]
 
 
 def line(planned: Plan, outcome: Outcome) -> str:

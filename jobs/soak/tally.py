@@ -17,25 +17,30 @@ class Tally:
     Attributes
     ----------
     runs : list of (Plan, Outcome)
-    left, gone : int
-        How many things killed jobs could not remove, and how many of them later ones did.
+    staying : list of str
+        What killed jobs have left and no later one has removed.
     """
 
     runs: list[tuple[Plan, Outcome]] = field(default_factory=list)
-    left: int = 0
-    gone: int = 0
+    staying: list[str] = field(default_factory=list)
+
+    @property
+    def left(self) -> set[str]:
+        """What killed jobs could not remove."""
+        return {name for _, outcome in self.runs for name in outcome.left}
 
     @property
     def findings(self) -> int:
         """How much was found that should not be."""
-        return sum(len(outcome.found) for _, outcome in self.runs) + self.left - self.gone
+        return sum(len(outcome.found) for _, outcome in self.runs) + len(self.staying)
 
     def page(self, facts: Sequence[str]) -> str:
         """Return the page in Markdown; `facts` say where and how it was made."""
         lines = ["# Soak", "", *facts, "", *self._counts(), "", *self._findings(), ""]
         lines += [
-            f"A job that is killed at once cannot tidy up: {self.left} files and segments were left by such "
-            f"jobs, {self.gone} of them were removed by a later run, as they must be.",
+            f"A job that is killed at once cannot tidy up: {len(self.left)} temporary files and segments of "
+            f"shared memory were left by such jobs; {len(self.left) - len(self.staying)} of them were removed by "
+            f"a later run, as they must be.",
             "",
             "What the runs were made of: " + "; ".join(self._mix()) + ".",
             "",
@@ -63,6 +68,9 @@ class Tally:
             f"* run {plan.number}, {FAULTS[plan.fault]}: {kind}: {words} (`{plan.options}`)"
             for plan, outcome in self.runs
             for kind, words in outcome.found
+        ]
+        told += [
+            f"* {name}: left by a killed job, and no later run has removed it" for name in self.staying
         ]
         return ["Found:", "", *told] if told else ["Nothing was found that should not be."]
 
