@@ -20,5 +20,6 @@ export RINGMPI_EXTRAS=${RINGMPI_EXTRAS:-plot}
 # shellcheck source=jobs/environment.sh
 source "$root/jobs/environment.sh"
 
+export PYTHONPATH=$root/jobs/origin${PYTHONPATH:+:$PYTHONPATH}
 exec python "$root/jobs/fuzz/fuzz.py" --cases "${CASES:-3000}" --seconds "${SECONDS_AT_MOST:-1200}" \
     --seed "${SEED:-0}" --out "${OUT:-$root/results}" ${ONLY:+--only "$ONLY"}

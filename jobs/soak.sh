@@ -29,6 +29,7 @@ for way in "unshare --mount" "unshare --user --map-root-user --mount"; do
         break
     fi
 done
+export PYTHONPATH=$root/jobs/origin${PYTHONPATH:+:$PYTHONPATH}
 soak=(python "$root/jobs/soak/soak.py" --runs "${RUNS:-200}" --first "${FIRST:-1}" --seed "${SEED:-0}" --out "${OUT:-$root/results}" ${LATE:+--late})
 if [ "${#apart[@]}" -eq 0 ]; then
     echo "# no mounts of its own are allowed here: no full disk is tried" >&2

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hdf5
 import odd
-
 from ringmpi import cli
 from ringmpi.model.machine import built_in
 

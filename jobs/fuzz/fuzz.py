@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import shlex
 import shutil
@@ -18,10 +17,10 @@ from pathlib import Path
 
 from attempt import Attempt, Worker, alone
 from cases import KINDS
+from origin import origin
 
-from ringmpi.provenance import package_versions, processor, system
-
-ROOT = Path(__file__).resolve().parents[2]
+#: What the script may be given.
+VARIABLES = ("CASES", "SECONDS_AT_MOST", "SEED")
 
 #: One of so many cases is run by a process of its own.
 ALONE = 100
@@ -70,7 +69,7 @@ def main() -> int:
         worker.end()
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / "fuzz.md"
-    page.write_text(told(kinds, options, time.monotonic() - began))
+    page.write_text(told(kinds, time.monotonic() - began))
     findings = sum(len(kind.found) for kind in kinds.values())
     print(
         f"# {findings} finding(s) in {sum(kind.codes.total() for kind in kinds.values())} cases: {page}"
@@ -152,26 +151,15 @@ def show(only: str, seed: int, sound: Path, folder: Path) -> int:
     return 1 if attempt.finding else 0
 
 
-def told(kinds: dict[str, Kind], options: argparse.Namespace, seconds: float) -> str:
+def told(kinds: dict[str, Kind], seconds: float) -> str:
     """Return the page in Markdown."""
-    commit = git("rev-parse", "--short=12", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
-    asked = " ".join(
-        f"{n}={os.environ[n]}" for n in ("CASES", "SECONDS_AT_MOST", "SEED") if n in os.environ
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     columns = ("cases", "alone", "taken (0)", "verdict (1)", "refused (2)", "lacking (3)", *FINDINGS)
     lines = [
         "# Fuzz",
         "",
-        f"Odd command lines and files, drawn by seed {options.seed}; each must be taken or refused in one "
-        f"line. "
-        f"Made by `{f'{asked} bash jobs/fuzz.sh'.strip()}` in {seconds / 60:.0f} minutes.",
+        "Odd command lines and files, drawn by a seed; each must be taken or refused in one line.",
         "",
-        f"* commit: {commit or 'unknown'}",
-        f"* machine: {processor()}, {len(os.sched_getaffinity(0))} cores, {system()}",
-        f"* Python {sys.version.split()[0]}, {versions}",
+        *origin("fuzz.sh", VARIABLES, seconds),
         "",
         "| | " + " | ".join(columns) + " | slowest s | growth MB |",
         "|---|" + "---|" * (len(columns) + 2),
@@ -198,12 +186,6 @@ def told(kinds: dict[str, Kind], options: argparse.Namespace, seconds: float) ->
         "",
     ]
     return "\n".join(lines)
-
-
-def git(*words: str) -> str:
-    """Return what git says of the checkout; nothing where it says nothing."""
-    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)  # noqa: S607
-    return done.stdout.strip()
 
 
 def parse() -> argparse.Namespace:

@@ -152,7 +152,7 @@ def _replace(file: Any, name: str, of: random.Random) -> None:
 
 def _reshape(file: Any, name: str, of: random.Random) -> None:
     """Give a dataset one more or one less along an axis, or an axis more or less."""
-    values = file[name][...]
+    values: Any = file[name][...]
     del file[name]
     axis = of.randrange(max(1, values.ndim))
     action = of.randrange(4)

@@ -105,7 +105,7 @@ def _options(of: random.Random) -> str:
         of.choice(LINKS),
         of.choice(("", "--backward")),
         of.choice(("", "--check-transfers")),
-        of.choice(("", f"--chunk-limit {of.choice((100, 4096))}")),
+        of.choice(("", f"--chunk-limit {of.choice((1000, 65536))}")),
         "" if paced else of.choice(("--verify full", "--verify sample:8", "--verify none")),
         "" if paced else of.choice(("", "", "--store-inputs")),
     ]

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from drawing import RANKS, Plan, plan
+from drawing import Plan, plan
+from origin import origin
 from remains import SHARED_MEMORY
 from ringmpi.comm.launcher import find_launcher
 from ringmpi.comm.segments import SETTLED
 from ringmpi.devices import prepare
-from ringmpi.provenance import package_versions, processor, system
 from tally import Tally
 from trial import Outcome, Trial
 
-ROOT = Path(__file__).resolve().parents[2]
+#: What the script may be given.
+VARIABLES = ("RINGMPI_MPI", "RUNS", "FIRST", "SEED", "LATE")
 
 
 def main() -> int:
@@ -42,18 +41,19 @@ def main() -> int:
         tally.staying = staying(tally, trial)
     options.out.mkdir(parents=True, exist_ok=True)
     page = options.out / "soak.md"
-    page.write_text(tally.page(facts(time.monotonic() - began)))
+    page.write_text(tally.page(origin("soak.sh", VARIABLES, time.monotonic() - began)))
     print(f"# {tally.findings} finding(s) in {len(tally.runs)} runs: {page}")
     return 1 if tally.findings else 0
 
 
 def staying(tally: Tally, trial: Trial) -> list[str]:
-    """Return what killed jobs have left and is still there after one more run."""
+    """Return what killed jobs have left and is still there after one more run, which is counted too."""
     there = [path for path in map(Path, sorted(tally.left)) if path.exists()]
     if any(path.parent == SHARED_MEMORY for path in there):
         time.sleep(SETTLED + 1)  # Younger shared memory may belong to a job that is just starting.
     if there:
-        trial.run(Plan(0, "none", "--seq-len 8", 0.0, 0, 0, True))
+        one_more = Plan(0, "none", "--seq-len 8", 0.0, 0, 0, older=True)
+        tally.runs.append((one_more, trial.run(one_more)))
     return [str(path) for path in there if path.exists()]
 
 
@@ -66,34 +66,6 @@ def line(planned: Plan, outcome: Outcome) -> str:
         f"{planned.number:4d} {planned.fault}{strike}: {outcome.seconds:.1f} s, exit code {outcome.codes}, "
         f"file {outcome.file}{left}{'; ' + found if found else ''}"
     )
-
-
-def facts(seconds: float) -> list[str]:
-    """Return where and how the soak was made, a line each."""
-    commit = git("rev-parse", "--short=12", "HEAD") + (
-        " with changes" if git("status", "--porcelain") else ""
-    )
-    asked = " ".join(
-        f"{n}={os.environ[n]}"
-        for n in ("RINGMPI_MPI", "RUNS", "FIRST", "SEED", "LATE")
-        if n in os.environ
-    )
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    return [
-        f"Short runs of `ringmpi run` on {RANKS} ranks, one after the other in the same folder, with options "
-        f"mixed by seed, and what was done to them. "
-        f"Made by `{f'{asked} bash jobs/soak.sh'.strip()}` in {seconds / 60:.0f} minutes.",
-        "",
-        f"* commit: {commit or 'unknown'}",
-        f"* machine: {processor()}, {len(os.sched_getaffinity(0))} cores, {system()}",
-        f"* Python {sys.version.split()[0]}, {versions}",
-    ]
-
-
-def git(*words: str) -> str:
-    """Return what git says of the checkout; nothing where it says nothing."""
-    done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=False)  # noqa: S607
-    return done.stdout.strip()
 
 
 def parse() -> argparse.Namespace:

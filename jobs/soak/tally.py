@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from drawing import FAULTS, Plan
+from drawing import FAULTS, RANKS, Plan
 from trial import FINDINGS, Outcome
 
 
@@ -36,11 +36,15 @@ class Tally:
 
     def page(self, facts: Sequence[str]) -> str:
         """Return the page in Markdown; `facts` say where and how it was made."""
-        lines = ["# Soak", "", *facts, "", *self._counts(), "", *self._findings(), ""]
+        about = (
+            f"Short runs of `ringmpi run` on {RANKS} ranks, one after the other in the same folder, with "
+            f"options mixed by seed, and what was done to them."
+        )
+        lines = ["# Soak", "", about, "", *facts, "", *self._counts(), "", *self._findings(), ""]
         lines += [
             f"A job that is killed at once cannot tidy up: {len(self.left)} temporary files and segments of "
-            f"shared memory were left by such jobs; {len(self.left) - len(self.staying)} of them were removed by "
-            f"a later run, as they must be.",
+            f"shared memory were left by such jobs. Of these {len(self.left) - len(self.staying)} were "
+            f"removed by a later run, as all must be.",
             "",
             "What the runs were made of: " + "; ".join(self._mix()) + ".",
             "",

@@ -24,6 +24,9 @@ from ringmpi.comm.launcher import Launcher
 #: 10 s within which a failure ends a job.
 LIMIT = 120.0
 
+#: Seconds from a fault to the end: 10 s as promised, or one step; the launcher's own; and a busy machine.
+PROMPT = 30.0
+
 #: Seconds that processes may outlive their launcher: a rank that nobody ends leaves by itself after 5 s.
 LINGER = 10.0
 
@@ -39,6 +42,7 @@ OPEN_MPI_TERMINATED = (1, TERMINATED)
 #: What can be found; the columns of the table.
 FINDINGS = (
     "hang",
+    "late",
     "exit code",
     "lost or half file",
     "process",
@@ -125,8 +129,12 @@ class Trial:
         ]
         try:
             outcome.struck = self._strike(plan, jobs[0], started)
+            struck_at = time.monotonic()
             for job in jobs:
                 code = job.wait(LIMIT)
+                late = time.monotonic() - struck_at
+                if outcome.struck and plan.fault in ("kill", "term") and late > PROMPT:
+                    outcome.found.append(("late", f"ended {late:.0f} s after the fault"))
                 if code is None:
                     outcome.found.append(("hang", f"still there after {LIMIT:g} s"))
                 else:
