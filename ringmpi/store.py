@@ -12,29 +12,34 @@ file stays until a newer one is complete.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import datetime, timezone
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 import ringmpi
-from ringmpi.config import Experiment
-from ringmpi.encoding import MARK, decode, encode
-from ringmpi.errors import ConfigError, StoreError
+from ringmpi.config import Experiment, experiment_of_record
+from ringmpi.encoding import MARK, decode, encode, stored_dtype
+from ringmpi.errors import ConfigError, RingMPIError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.metrics import Clocks, Timings
-from ringmpi.schedule import Pass, Step
+from ringmpi.problem import DAMAGE
+from ringmpi.schedule import METHODS, Pass, Shards, Step
+from ringmpi.softmax import DTYPES
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.unfinished import UnfinishedFile, temporary_name
 from ringmpi.verify import Verdict
 
 Array = NDArray[Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 
@@ -51,6 +56,12 @@ WATCHED = "watched"
 
 #: The attribute that says which global token is the first one of a dataset.
 FIRST = "first_token"
+
+#: A clock is compared with rank 0's before and after the passes.
+MOST_COMPARISONS = 2
+
+#: The most that deflate makes of a byte (zlib.net/zlib_tech.html), if somebody has compressed a file.
+DEFLATE = 1032
 
 #: Labels of the axes of a tensor.
 _TENSOR_AXES = ("batch", "head", "token", "head_dim")
@@ -234,8 +245,43 @@ class ResultWriter:
         self._unfinished.appear()
 
 
+def _reading(
+    method: Callable[Concatenate[ResultFile, P], T],
+) -> Callable[Concatenate[ResultFile, P], T]:
+    """Make a method that reads a file tell of a damaged one in one line."""
+
+    @wraps(method)
+    def read(self: ResultFile, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except RingMPIError:
+            raise
+        except DAMAGE as error:
+            raise self.damaged(error) from error
+
+    return read
+
+
+class Facts(dict[str, Any]):
+    """The attributes of a group: numbers and texts by name."""
+
+    def __init__(self, where: str, attributes: Mapping[str, Any]) -> None:
+        super().__init__(attributes)
+        self._where = where
+        for name, value in self.items():
+            if not isinstance(value, (str, bool, int, float, np.generic)):
+                raise TypeError(f"{where} has {name}, which is neither a number nor a text")
+
+    def __missing__(self, name: str) -> Any:
+        """Tell of a name that is not there."""
+        raise StoreError(f"{self._where} has no {name}: damaged, or of another ringmpi")
+
+
 class ResultFile:
     """A complete result file, opened for reading. Local.
+
+    What is read is held against what the file says of the run: a dataset has the shape that such a run gives,
+    and all its values, or the file is damaged.
 
     Parameters
     ----------
@@ -244,7 +290,8 @@ class ResultFile:
     Raises
     ------
     StoreError
-        If it is not there, not a result file, not complete, or of another format version.
+        If it is not there, not a result file, not complete, or of another format version. From any method
+        too, if the file is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -267,6 +314,62 @@ class ResultFile:
             raise StoreError(
                 f"{path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
             )
+        try:
+            self._describe()
+        except StoreError:
+            self._file.close()
+            raise
+
+    @_reading
+    def _describe(self) -> None:
+        """Read what the file says of the run, which all else is held against."""
+        attributes = Facts(str(self.path), self._file.attrs)
+        self.kind = str(attributes["kind"])
+        self.created, self.command = str(attributes["created"]), str(attributes["command"])
+        if self.kind not in ("measured", "simulated"):
+            raise ValueError(f"its kind is {self.kind!r}, which is neither measured nor simulated")
+        number = attributes.get("interrupted")
+        self.interrupted = None if number is None else int(number)
+        try:
+            self.experiment = experiment_of_record(json.loads(attributes["config"]))
+        except ConfigError as error:
+            raise ValueError(f"what it says of the run: {error}") from error
+
+    def damaged(self, error: Exception) -> StoreError:
+        """Return the error that tells of a damaged file."""
+        told = str(error).strip("'\"") or type(error).__name__
+        return StoreError(f"{self.path}: damaged: {' '.join(told.split())}")
+
+    def _dataset(self, name: str, kinds: str, shape: Sequence[int | None]) -> Any:
+        """Return a dataset of the file's own, with one of the dtype kinds, a shape, and all its values.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it is not there, or something else.
+        """
+        parts = name.split("/")
+        for end in range(1, len(parts) + 1):
+            part = "/".join(parts[:end])
+            if not isinstance(self._file.get(part, getlink=True), h5py.HardLink):
+                raise KeyError(f"{part} is missing")  # A link to elsewhere is none of ours.
+        dataset = self._file[name]
+        if (
+            not isinstance(dataset, h5py.Dataset)
+            or dataset.shape is None
+            or dataset.dtype.kind not in kinds
+        ):
+            raise ValueError(f"{name} is no table of the right kind")
+        fits = len(dataset.shape) == len(shape) and all(
+            want in (None, found) for want, found in zip(shape, dataset.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if want is None else str(want) for want in shape)
+            raise ValueError(f"{name} has shape {dataset.shape}, the run gives ({wanted})")
+        held = dataset.id.get_storage_size() * (DEFLATE if dataset.compression else 1)
+        if not dataset.is_virtual and held < dataset.nbytes:
+            raise ValueError(f"{name} has {dataset.nbytes} bytes, of which {held} are there")
+        return dataset
 
     def __enter__(self) -> ResultFile:
         return self
@@ -280,120 +383,167 @@ class ResultFile:
         self._file.close()
 
     @property
-    def experiment(self) -> Experiment:
-        """The experiment that was run."""
-        record = json.loads(self._file.attrs["config"])
-        if record["documents"] is not None:
-            record["documents"] = tuple(record["documents"])
-        return Experiment(**record)
-
-    @property
     def size(self) -> int:
         """The number of ranks."""
-        return len(self._file["ranks/hostname"])
+        return self._size()
 
-    @property
-    def interrupted(self) -> int | None:
-        """The signal that ended the run early, if one did."""
-        number = self._file.attrs.get("interrupted")
-        return None if number is None else int(number)
+    @_reading
+    def _size(self) -> int:
+        size = len(self._dataset("ranks/hostname", "O", (None,)))
+        if size < 1:
+            raise ValueError("it has no ranks")
+        return size
 
     @property
     def has_inputs(self) -> bool:
         """Whether q, k and v are in the file."""
-        return all(f"inputs/{name}" in self._file for name in "qkv")
+        return all(self.has(f"inputs/{name}") for name in "qkv")
 
-    @property
-    def kind(self) -> str:
-        """``measured`` or ``simulated``."""
-        return str(self._file.attrs["kind"])
-
-    @property
-    def created(self) -> str:
-        """When the file was made, in UTC."""
-        return str(self._file.attrs["created"])
-
-    @property
-    def command(self) -> str:
-        """The command that made the file."""
-        return str(self._file.attrs["command"])
-
-    def facts(self, group: str) -> dict[str, Any]:
+    @_reading
+    def facts(self, group: str) -> Facts:
         """Return the attributes of a group; empty if there is no such group."""
-        return dict(self._file[group].attrs) if group in self._file else {}
+        where = f"{self.path}: {group}"
+        return Facts(where, self._file[group].attrs if group in self._file else {})
 
+    @_reading
+    def check_outputs(self, tensors: Sequence[str]) -> None:
+        """Refuse outputs of another shape than the run gives, before anybody goes through them."""
+        experiment = self.experiment
+        for tensor in tensors:
+            of_keys = tensor in ("dk", "dv")
+            heads = experiment.kv_heads if of_keys else experiment.heads
+            tokens = experiment.seq_len if of_keys else experiment.num_queries
+            width = () if tensor == "lse" else (experiment.head_dim,)
+            shape = (experiment.batch, heads, tokens, *width)
+            dataset = self._dataset(f"outputs/{tensor}", "fu", shape)
+            if stored_dtype(dataset) not in DTYPES:
+                raise ValueError(f"outputs/{tensor} has dtype {stored_dtype(dataset)}")
+
+    @_reading
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Return rows of one head of an output, in its own dtype."""
         return _rows(self._file, tensor, batch, head, runs)
 
+    @_reading
     def has(self, name: str) -> bool:
         """Return whether there is a table of that name: files of an older ringmpi have fewer."""
         return name in self._file
 
+    @_reading
     def column(self, name: str) -> Array:
-        """Return a whole table, such as ``ranks/peak_nbytes``."""
-        return np.asarray(self._file[name][...])
+        """Return a table of numbers, one for each rank, such as ``ranks/peak_nbytes``."""
+        return np.asarray(self._dataset(name, "fiu", (self.size,))[...])
 
+    @_reading
     def texts(self, name: str) -> list[str]:
-        """Return a table of texts."""
-        return [str(text) for text in self._file[name].asstr()[...]]
+        """Return a table of texts, one for each rank."""
+        return [str(text) for text in self._dataset(name, "O", (self.size,)).asstr()[...]]
 
     @property
     def directions(self) -> list[Pass]:
         """The passes that were run."""
-        return [direction for direction in Pass if f"{TIMINGS[direction]}/started" in self._file]
+        return [direction for direction in Pass if self.has(f"{TIMINGS[direction]}/started")]
 
+    @_reading
     def repeats(self, direction: Pass) -> int:
         """Return how many repeats of a pass were timed."""
-        return int(self._file[f"{TIMINGS[direction]}/started"].shape[0])
+        started = self._dataset(f"{TIMINGS[direction]}/started", "f", (None, self.size, None))
+        return int(started.shape[0])
 
     def schedules(self, direction: Pass) -> list[list[Step]]:
         """Return the schedules of all ranks, as they were executed."""
-        inner = int(self.facts("machine").get("inner_ranks", 1))
-        return self.experiment.schedules(self.size, inner, direction)
+        return self.experiment.schedules(self.size, self._inner, direction)
 
+    @property
+    def _inner(self) -> int:
+        """The ranks of an inner group."""
+        inner = int(self.facts("machine").get("inner_ranks", 1))
+        if inner < 1 or self.size % inner:
+            raise StoreError(f"{self.path}: damaged: {self.size} ranks in groups of {inner}")
+        return inner
+
+    @_reading
     def timings(self, direction: Pass = Pass.FORWARD) -> Timings:
         """Return the trace of all ranks."""
+        group, steps = TIMINGS[direction], 1 if self.condensed(direction) else self._steps(direction)
+        shape = (self.size, steps)
         return Timings(
-            self._records(TIMINGS[direction]),
-            self._records(f"{TIMINGS[direction]}/alone"),
-            self._clocks(),
+            self._records(group, shape), self._records(f"{group}/alone", shape), self._clocks()
         )
 
+    def _steps(self, direction: Pass) -> int:
+        """Return how many steps the schedule of a rank has."""
+        experiment, layouts = self.experiment, self.experiment.layouts(self.size)
+        first = Shards(layouts["k"], layouts["q"], 0, self._inner)
+        return len(METHODS[experiment.method](first, direction))
+
+    @_reading
     def condensed(self, direction: Pass = Pass.FORWARD) -> bool:
         """Return whether the trace has one record a rank, all its steps laid end to end."""
         return bool(self._file[TIMINGS[direction]].attrs.get(CONDENSED, False))
 
+    @_reading
     def watched(self, direction: Pass = Pass.FORWARD) -> tuple[list[int], Timings]:
         """Return the ranks of which every step is known, and their trace: all, unless it is condensed."""
         timings = self.timings(direction)
         if not self.condensed(direction):
             return list(range(self.size)), timings
         group = f"{TIMINGS[direction]}/{WATCHED}"
-        ranks = self.column(f"{group}/rank")
+        ranks = np.asarray(self._dataset(f"{group}/rank", "iu", (None,))[...])
+        if not len(ranks) or ranks.min() < 0 or ranks.max() >= self.size:
+            raise ValueError(f"{group}/rank names ranks that the run does not have")
         theirs = replace(timings.clocks, of=ranks.tolist())
-        return ranks.tolist(), Timings(self._records(group), timings.alone[:, ranks], theirs)
+        records = self._records(group, (len(ranks), self._steps(direction)))
+        return ranks.tolist(), Timings(records, timings.alone[:, ranks], theirs)
 
+    @_reading
     def verdicts(self) -> list[Verdict]:
         """Return what verification found; empty if nothing was verified."""
         names = self._file["verification"]
-        found = (dict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names)
-        return [Verdict(**(facts | {"index": json.loads(facts["index"])})) for facts in found]
+        return [_verdict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names]
 
     def _clocks(self) -> Clocks:
-        measured_at, offset = (self.column(f"clocks/{name}") for name in ("measured_at", "offset"))
+        measured_at = self._comparisons("measured_at", None)
+        offset = self._comparisons("offset", len(measured_at))
         bounded = self.has("clocks/error_bound")
-        error = self.column("clocks/error_bound") if bounded else np.full_like(offset, np.nan)
+        error = (
+            self._comparisons("error_bound", len(offset)) if bounded else np.full_like(offset, np.nan)
+        )
         return Clocks(measured_at, offset, error)
 
-    def _records(self, group: str) -> Array:
-        shape = self._file[f"{group}/started"].shape
-        records = np.empty(shape, RECORD)
+    def _comparisons(self, name: str, count: int | None) -> Array:
+        """Return a quantity of the clocks, shape (count, size)."""
+        dataset = self._dataset(f"clocks/{name}", "f", (count, self.size))
+        if not 1 <= len(dataset) <= MOST_COMPARISONS:
+            raise ValueError(f"clocks/{name} has {len(dataset)} comparisons, a run makes 1 or 2")
+        return np.asarray(dataset[...])
+
+    def _records(self, group: str, shape: tuple[int, int]) -> Array:
+        """Return the records of a group; `shape` is that of one repeat."""
+        made = len(self._dataset(f"{group}/started", "f", (None, *shape)))
+        records = np.empty((made, *shape), RECORD)
         for name in QUANTITIES:
             # A file of an older ringmpi has fewer.
             there = self.has(f"{group}/{name}")
-            records[name] = self._file[f"{group}/{name}"][...] if there else np.nan
+            records[name] = (
+                self._dataset(f"{group}/{name}", "f", (made, *shape))[...] if there else np.nan
+            )
+        peers = records["waited_for"][~np.isnan(records["waited_for"])]
+        if peers.size and not ((peers >= 0) & (peers < self.size)).all():
+            raise ValueError(f"{group}/waited_for names ranks that the run does not have")
         return records
+
+
+def _verdict(attributes: Mapping[str, Any]) -> Verdict:
+    """Return a verdict from what `Verdict.record` gave."""
+    kinds: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
+    facts = {
+        name: kinds[str(declared.type)](attributes[name])
+        for name, declared in ((declared.name, declared) for declared in fields(Verdict))
+        if name != "index"
+    }
+    index = json.loads(attributes["index"])
+    return Verdict(**facts, index=[int(number) for number in index])
 
 
 def _storable(text: str) -> str:

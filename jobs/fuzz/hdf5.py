@@ -29,10 +29,11 @@ def write_input(path: Path, of: random.Random) -> None:
 
 def damage(path: Path, of: random.Random) -> None:
     """Do one thing to one object or attribute of a file, if it can still be opened."""
-    with (
-        suppress(OSError, RuntimeError, ValueError, KeyError, TypeError),
-        h5py.File(path, "r+") as file,
-    ):
+    # What has been damaged before may not let itself be damaged again.
+    again = suppress(
+        OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, MemoryError
+    )
+    with again, h5py.File(path, "r+") as file:
         objects: list[str] = []
         file.visit(objects.append)
         if not objects or of.random() < 0.25:
@@ -90,7 +91,7 @@ def _odd_attribute(of: random.Random) -> Any:
 def _damaged_record(text: str, of: random.Random) -> str:
     """Return a run's record with something else in it."""
     record = json.loads(text)
-    values = (
+    values: tuple[Any, ...] = (
         None,
         -1,
         0,
@@ -210,7 +211,7 @@ def _virtual(file: Any, name: str, of: random.Random) -> None:
 
 def _spoil(file: Any, name: str, of: random.Random) -> None:
     """Put an odd number into a dataset."""
-    values = file[name][...]
+    values: Any = np.asarray(file[name][...])
     if values.dtype.kind not in "fiu" or not values.size:
         return
     flat = values.reshape(-1)

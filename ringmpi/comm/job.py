@@ -25,6 +25,7 @@ from ringmpi.errors import (
     LaunchError,
     RingMPIError,
     StalledRingError,
+    StoreError,
     WriteError,
 )
 
@@ -175,7 +176,7 @@ def _abort(comm: Any, job: Job | None, error: BaseException, code: int) -> NoRet
         with contextlib.suppress(OSError):
             job.unfinished.unlink()
     name = f"rank {comm.rank} of {comm.size}"
-    if isinstance(error, StalledRingError | WriteError):
+    if isinstance(error, StalledRingError | StoreError | WriteError):
         text = str(error)
     else:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))

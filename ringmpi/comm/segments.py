@@ -18,9 +18,10 @@ from pathlib import Path
 #: Where POSIX shared memory has its names.
 FOLDER = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is made there
 
-#: How the names of MPICH's segments begin (MPL_shm, github.com/pmodels/mpich). Open MPI's are removed by the
-#: daemon of a node, and UCX takes names away by itself.
-PREFIX = "mpich_shm_"
+#: How the names of segments begin: of MPICH (MPL_shm, github.com/pmodels/mpich), and of UCX below it, which
+#: takes its names away by itself unless it is killed before (mm_posix.c, github.com/openucx/ucx). Those of Open MPI
+#: are removed by the daemon of a node.
+PREFIXES = ("mpich_shm_", "ucx_shm_posix_")
 
 #: Seconds after which a segment has been mapped by all who ever will: ranks of a node start together.
 SETTLED = 60.0
@@ -31,20 +32,23 @@ def release_segments() -> None:
 
     For one rank of a node, after all of its ranks are through MPI_Init.
     """
-    for path in {*_mapped_by("self"), *abandoned_segments()}:
+    mapped = [path for path in _mapped_by("self") if path.name.startswith(PREFIXES)]
+    for path in {*mapped, *abandoned_segments()}:
         with suppress(OSError):
             path.unlink()
 
 
 def abandoned_segments(folder: Path = FOLDER, settled: float = SETTLED) -> list[Path]:
-    """Return this user's segments of MPICH that no process has open or mapped, and that are not new. Local.
+    """Return this user's segments of MPI that no process has open or mapped, and that are not new. Local.
 
     Processes that hide from their own user are not looked into. Were one of them a rank, it would not miss a
     name that long after its start.
     """
     found = []
-    for path in folder.glob(f"{PREFIX}*"):
+    for path in folder.iterdir():
         with suppress(OSError):
+            if not path.name.startswith(PREFIXES):
+                continue
             about = path.stat()
             if about.st_uid == os.geteuid() and time.time() - about.st_mtime > settled:
                 found.append(path)
@@ -66,12 +70,12 @@ def _used(folder: Path) -> Iterator[Path]:
             for handle in (process / "fd").iterdir():
                 with suppress(FileNotFoundError):
                     yield handle.readlink()
-            yield from _mapped_by(process.name, folder, "")
+            yield from _mapped_by(process.name, folder)
 
 
-def _mapped_by(process: str, folder: Path = FOLDER, prefix: str = PREFIX) -> Iterator[Path]:
+def _mapped_by(process: str, folder: Path = FOLDER) -> Iterator[Path]:
     """Yield the files of a folder that a process has mapped and that still have a name."""
-    start = f"{folder}/{prefix}"
+    start = f"{folder}/"
     with Path(f"/proc/{process}/maps").open(errors="surrogateescape") as lines:
         for line in lines:
             # Address, permissions, offset, device, inode, name.
