@@ -36,7 +36,7 @@ from ringmpi.errors import (
     TransportError,
 )
 from ringmpi.problem import Problem, pieces_of, problem_of, sha256_of, shard_of, tensors_of
-from ringmpi.provenance import peak_nbytes, rank_facts
+from ringmpi.provenance import memory_nbytes, peak_nbytes, rank_facts
 from ringmpi.recording import Passes, Recording, Records
 from ringmpi.report.console import speak
 from ringmpi.report.progress import track
@@ -397,6 +397,8 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
     elif team.rank == 0:
         error = refusal(path)
     team.agree(error or thread_refusal(experiment.progress))
+    hosts = team.hosts()
+    team.agree(_memory_refusal(experiment, team, hosts.count(hosts[team.rank])))
     if len(set(team.allgather(repr(experiment)))) > 1:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
@@ -410,6 +412,22 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
     check_heads(experiment.method, inner, experiment.heads)
     agreed = agreed_device(team, experiment.device, experiment.threads, experiment.matrix_unit)
     return inner, agreed
+
+
+def _memory_refusal(experiment: Experiment, team: Team, neighbours: int) -> ConfigError | None:
+    """Return why a node cannot hold the inputs of so many ranks, all like this one, or None. Local."""
+    layouts = experiment.layouts(team.size)
+    tokens = {name: layouts[name].shard_len(team.rank) for name in tensors_of(experiment)}
+    heads = {name: experiment.kv_heads if name in "kv" else experiment.heads for name in tokens}
+    values = sum(heads[name] * tokens[name] for name in tokens) * experiment.batch * experiment.head_dim
+    together = values * numpy_dtype(experiment.dtype).itemsize * neighbours
+    if together <= memory_nbytes():
+        return None
+    return ConfigError(
+        f"seq_len={experiment.seq_len}: {', '.join(tokens)} of the ranks of a node take "
+        f"{together / 1e9:.4g} GB, and it has {memory_nbytes() / 1e9:.4g} GB; use a shorter sequence, fewer "
+        f"heads or more nodes"
+    )
 
 
 def _common_end(job: Job, interruption: Interrupted | None) -> Interrupted | None:

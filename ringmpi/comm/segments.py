@@ -19,8 +19,8 @@ from pathlib import Path
 FOLDER = Path("/dev/shm")  # noqa: S108 - the place itself, nothing is made there
 
 #: How the names of segments begin: of MPICH (MPL_shm, github.com/pmodels/mpich), and of UCX below it, which
-#: takes its names away by itself unless it is killed before (mm_posix.c, github.com/openucx/ucx). Those of Open MPI
-#: are removed by the daemon of a node.
+#: takes its names away by itself unless it is killed before (mm_posix.c, github.com/openucx/ucx). Those of
+#: Open MPI are removed by the daemon of a node.
 PREFIXES = ("mpich_shm_", "ucx_shm_posix_")
 
 #: Seconds after which a segment has been mapped by all who ever will: ranks of a node start together.

@@ -24,7 +24,7 @@ JOBS = [script for script in RUNNABLE if script.parent.name == "jobs"]
 COMMANDING = [
     script
     for script in JOBS
-    if script.name not in ("bench_cpu.sh", "kernels.sh", "lab.sh", "netlab.sh")
+    if script.name not in ("bench_cpu.sh", "fuzz.sh", "kernels.sh", "lab.sh", "netlab.sh", "soak.sh")
 ]
 
 
