@@ -442,7 +442,11 @@ class ResultFile:
     @property
     def directions(self) -> list[Pass]:
         """The passes that were run."""
-        return [direction for direction in Pass if self.has(f"{TIMINGS[direction]}/started")]
+        there = [direction for direction in Pass if self.has(f"{TIMINGS[direction]}/started")]
+        for direction in Pass if self.experiment.backward else [Pass.FORWARD]:
+            if direction not in there:
+                raise StoreError(f"{self.path}: damaged: {TIMINGS[direction]}/started is missing")
+        return there
 
     @_reading
     def repeats(self, direction: Pass) -> int:

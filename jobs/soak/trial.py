@@ -142,9 +142,8 @@ class Trial:
             outcome.seconds = time.monotonic() - started
             for job in jobs:
                 for pid, rank in remains.linger(job.mark, LINGER).items():
-                    outcome.found.append(
-                        ("process", f"{pid} {f'of rank {rank}' if rank else ''} is still there")
-                    )
+                    whose = f" of rank {rank}" if rank else ""
+                    outcome.found.append(("process", f"{pid}{whose} is still there"))
         finally:
             for job in jobs:
                 job.end()

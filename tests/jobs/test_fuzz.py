@@ -56,7 +56,8 @@ def test_what_must_not_be_is_called_by_its_name(
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import attempt
 
-    monkeypatch.setattr(attempt, "LIMIT", 4.0)
+    monkeypatch.setattr(attempt, "LIMIT", 5.0)
+    monkeypatch.setattr(attempt, "GROWTH", 1 << 26)
     made = attempt.Worker()
     yield made
     made.end()
@@ -77,7 +78,7 @@ def test_a_worker_goes_on_after_a_case_that_hangs_and_one_that_kills_it(
     assert (died.code, died.finding) == (-11, "exit code")
     broken = worker.attempt(["!", "raise KeyError(1)"], tmp_path)
     assert (broken.code, broken.finding) == (4, "traceback")
-    eaten = worker.attempt(["!", "global x; x = bytearray(b'1') * (5 << 28)"], tmp_path)
+    eaten = worker.attempt(["!", "global x; x = bytearray(b'1') * (1 << 27)"], tmp_path)
     assert eaten.finding == "memory"
 
 
