@@ -35,6 +35,13 @@ def marked(name: str, value: Any, where: str = "/") -> Damage:
     return damage
 
 
+def unmarked(name: str, where: str) -> Damage:
+    def damage(file: Any) -> None:
+        del file[where].attrs[name]
+
+    return damage
+
+
 def recorded(**changed: Any) -> Damage:
     def damage(file: Any) -> None:
         record = json.loads(file.attrs["config"])
@@ -106,10 +113,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "groups that do not fit": (marked("inner_ranks", 2, "machine"), "3 ranks in groups of 2"),
     "facts that are tables": (marked("oversubscribed", np.zeros(3), "machine"), "oversubscribed"),
     "another kind": (marked("kind", "guessed"), "'guessed'"),
-    "a verdict without its bound": (
-        lambda file: file["verification/out"].attrs.__delitem__("bound"),
-        "damaged",
-    ),
+    "a verdict without a bound": (unmarked("bound", "verification/out"), "damaged"),
     "a verdict of texts": (marked("rows", "many", "verification/out"), "damaged"),
 }
 

@@ -378,7 +378,6 @@ class TestFacts:
 
         with ResultFile(path) as result:
             assert result.experiment == EXPERIMENT
-            assert result.directions == []
 
     def test_a_command_with_bytes_that_are_no_text_does_not_lose_the_result(
         self, tmp_path: Path
