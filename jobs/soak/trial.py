@@ -125,7 +125,8 @@ class Trial:
         older = digest(output)
         started = time.monotonic()
         jobs = [
-            Job(self, plan, output, number) for number in range(2 if plan.fault == "writers" else 1)
+            Job(self._folder, self._launcher, plan, output, number)
+            for number in range(2 if plan.fault == "writers" else 1)
         ]
         try:
             outcome.struck = self._strike(plan, jobs[0], started)
@@ -150,7 +151,8 @@ class Trial:
         if plan.fault == "none" and not outcome.found:
             self._usual = 0.7 * self._usual + 0.3 * outcome.seconds
         began = any(job.said(FIRST_WORD) for job in jobs)
-        self._judge_files(plan, outcome, output, older, before)
+        killed = outcome.struck and self._kills(plan.fault, began)
+        self._judge_files(plan, outcome, output, older, before, killed=killed)
         self._judge_codes(plan, outcome, jobs, began)
         excused = outcome.struck and not began
         for name in remains.dead_segments(names):
@@ -182,8 +184,21 @@ class Trial:
             time.sleep(0.005)
         return False
 
+    def _kills(self, fault: str, began: bool) -> bool:
+        """Return whether a fault leaves the ranks no time to tidy up."""
+        # Open MPI's mpiexec kills them a quarter of a second after SIGTERM.
+        unheeded = not began or self._launcher.family == "openmpi"
+        return fault == "kill" or (fault == "term" and unheeded)
+
     def _judge_files(
-        self, plan: Plan, outcome: Outcome, output: Path, older: str | None, before: set[Path]
+        self,
+        plan: Plan,
+        outcome: Outcome,
+        output: Path,
+        older: str | None,
+        before: set[Path],
+        *,
+        killed: bool,
     ) -> None:
         """Look for files that are lost, half, or left behind."""
         now = digest(output)
@@ -200,7 +215,6 @@ class Trial:
         for path in sorted(here):
             if path in before and 0 not in outcome.codes:
                 continue  # Whoever ends before it writes has no reason to look.
-            killed = outcome.struck and plan.fault in ("kill", "term")
             if killed and path not in before and path.suffix == ".tmp" and 0 not in outcome.codes:
                 outcome.left.append(str(path))
             else:
@@ -239,8 +253,7 @@ class Trial:
 class Job:
     """An MPI job of a trial."""
 
-    def __init__(self, trial: Trial, plan: Plan, output: Path, number: int) -> None:
-        folder = trial._folder
+    def __init__(self, folder: Path, launcher: Launcher, plan: Plan, output: Path, number: int) -> None:
         self.mark = f"{folder}/{plan.number}/{number}"
         self._texts = {name: folder / f"{name}-{number}" for name in ("stdout", "stderr")}
         program = [
@@ -256,7 +269,7 @@ class Job:
         # Files, not pipes: a process that outlives the launcher would hold a pipe open.
         with self._texts["stdout"].open("w") as out, self._texts["stderr"].open("w") as err:
             self.process = subprocess.Popen(
-                trial._launcher.command(RANKS, program),
+                launcher.command(RANKS, program),
                 cwd=folder / "cwd",
                 env=environment,
                 stdin=subprocess.DEVNULL,

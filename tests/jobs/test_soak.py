@@ -78,6 +78,11 @@ PLANTS = {
         "term",
         ["late"],
     ),
+    "a temporary file after a signal": (
+        f"echo '# ringmpi: on'; trap 'touch $DIR/.result.h5.0-1-a.tmp; exit 143' TERM; {WAIT}",
+        "term",
+        ["temporary file"],
+    ),
     "a signal heeded": (
         f"echo '# ringmpi: on'; trap 'exit 143' TERM; {WAIT}",
         "term",
