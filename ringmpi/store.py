@@ -314,6 +314,8 @@ class ResultFile:
             raise StoreError(
                 f"{path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
             )
+        self._ranks: int | None = None
+        self._timings: dict[Pass, Timings] = {}
         try:
             self._describe()
         except StoreError:
@@ -385,14 +387,16 @@ class ResultFile:
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self._size()
+        if self._ranks is None:
+            self._ranks = self._count_ranks()
+        return self._ranks
 
     @_reading
-    def _size(self) -> int:
-        size = len(self._dataset("ranks/hostname", "O", (None,)))
-        if size < 1:
+    def _count_ranks(self) -> int:
+        ranks = len(self._dataset("ranks/hostname", "O", (None,)))
+        if ranks < 1:
             raise ValueError("it has no ranks")
-        return size
+        return ranks
 
     @property
     def has_inputs(self) -> bool:
@@ -468,7 +472,12 @@ class ResultFile:
 
     @_reading
     def timings(self, direction: Pass = Pass.FORWARD) -> Timings:
-        """Return the trace of all ranks."""
+        """Return the trace of all ranks, which nobody may write to: it is read once."""
+        if direction not in self._timings:
+            self._timings[direction] = self._read_timings(direction)
+        return self._timings[direction]
+
+    def _read_timings(self, direction: Pass) -> Timings:
         group, steps = TIMINGS[direction], 1 if self.condensed(direction) else self._steps(direction)
         shape = (self.size, steps)
         return Timings(
@@ -535,6 +544,7 @@ class ResultFile:
         peers = records["waited_for"][~np.isnan(records["waited_for"])]
         if peers.size and not ((peers >= 0) & (peers < self.size)).all():
             raise ValueError(f"{group}/waited_for names ranks that the run does not have")
+        records.setflags(write=False)
         return records
 
 
