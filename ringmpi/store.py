@@ -31,7 +31,7 @@ from ringmpi.errors import ConfigError, RingMPIError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.metrics import Clocks, Timings
 from ringmpi.problem import DAMAGE
-from ringmpi.schedule import METHODS, Pass, Shards, Step
+from ringmpi.schedule import Pass, Step
 from ringmpi.softmax import DTYPES
 from ringmpi.trace import QUANTITIES, RECORD
 from ringmpi.unfinished import UnfinishedFile, temporary_name
@@ -315,6 +315,7 @@ class ResultFile:
                 f"{path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
             )
         self._ranks: int | None = None
+        self._inner = 1  # Ranks of an inner group.
         self._timings: dict[Pass, Timings] = {}
         try:
             self._describe()
@@ -396,6 +397,9 @@ class ResultFile:
         ranks = len(self._dataset("ranks/hostname", "O", (None,)))
         if ranks < 1:
             raise ValueError("it has no ranks")
+        self._inner = int(self.facts("machine").get("inner_ranks", 1))
+        if self._inner < 1 or ranks % self._inner:
+            raise ValueError(f"it has {ranks} ranks in groups of {self._inner}")
         return ranks
 
     @property
@@ -460,15 +464,14 @@ class ResultFile:
 
     def schedules(self, direction: Pass) -> list[list[Step]]:
         """Return the schedules of all ranks, as they were executed."""
-        return self.experiment.schedules(self.size, self._inner, direction)
-
-    @property
-    def _inner(self) -> int:
-        """The ranks of an inner group."""
-        inner = int(self.facts("machine").get("inner_ranks", 1))
-        if inner < 1 or self.size % inner:
-            raise StoreError(f"{self.path}: damaged: {self.size} ranks in groups of {inner}")
-        return inner
+        schedules = self.experiment.schedules(self.size, self._inner, direction)
+        traced = self.watched(direction)[1].records.shape[2]
+        if traced != len(schedules[0]):
+            raise StoreError(
+                f"{self.path}: damaged: {TIMINGS[direction]} has {traced} steps, the run has "
+                f"{len(schedules[0])}"
+            )
+        return schedules
 
     @_reading
     def timings(self, direction: Pass = Pass.FORWARD) -> Timings:
@@ -478,17 +481,10 @@ class ResultFile:
         return self._timings[direction]
 
     def _read_timings(self, direction: Pass) -> Timings:
-        group, steps = TIMINGS[direction], 1 if self.condensed(direction) else self._steps(direction)
-        shape = (self.size, steps)
-        return Timings(
-            self._records(group, shape), self._records(f"{group}/alone", shape), self._clocks()
-        )
-
-    def _steps(self, direction: Pass) -> int:
-        """Return how many steps the schedule of a rank has."""
-        experiment, layouts = self.experiment, self.experiment.layouts(self.size)
-        first = Shards(layouts["k"], layouts["q"], 0, self._inner)
-        return len(METHODS[experiment.method](first, direction))
+        group = TIMINGS[direction]
+        records = self._records(group, (self.size, None))
+        alone = self._records(f"{group}/alone", (self.size, records.shape[2]))
+        return Timings(records, alone, self._clocks())
 
     @_reading
     def condensed(self, direction: Pass = Pass.FORWARD) -> bool:
@@ -506,7 +502,7 @@ class ResultFile:
         if not len(ranks) or ranks.min() < 0 or ranks.max() >= self.size:
             raise ValueError(f"{group}/rank names ranks that the run does not have")
         theirs = replace(timings.clocks, of=ranks.tolist())
-        records = self._records(group, (len(ranks), self._steps(direction)))
+        records = self._records(group, (len(ranks), None))
         return ranks.tolist(), Timings(records, timings.alone[:, ranks], theirs)
 
     @_reading
@@ -531,16 +527,16 @@ class ResultFile:
             raise ValueError(f"clocks/{name} has {len(dataset)} comparisons, a run makes 1 or 2")
         return np.asarray(dataset[...])
 
-    def _records(self, group: str, shape: tuple[int, int]) -> Array:
-        """Return the records of a group; `shape` is that of one repeat."""
-        made = len(self._dataset(f"{group}/started", "f", (None, *shape)))
-        records = np.empty((made, *shape), RECORD)
+    def _records(self, group: str, ranks_and_steps: tuple[int, int | None]) -> Array:
+        """Return the records of a group."""
+        shape = self._dataset(f"{group}/started", "f", (None, *ranks_and_steps)).shape
+        if not shape[2]:
+            raise ValueError(f"{group} has no steps")
+        records = np.empty(shape, RECORD)
         for name in QUANTITIES:
             # A file of an older ringmpi has fewer.
             there = self.has(f"{group}/{name}")
-            records[name] = (
-                self._dataset(f"{group}/{name}", "f", (made, *shape))[...] if there else np.nan
-            )
+            records[name] = self._dataset(f"{group}/{name}", "f", shape)[...] if there else np.nan
         peers = records["waited_for"][~np.isnan(records["waited_for"])]
         if peers.size and not ((peers >= 0) & (peers < self.size)).all():
             raise ValueError(f"{group}/waited_for names ranks that the run does not have")

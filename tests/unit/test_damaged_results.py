@@ -80,7 +80,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     ),
     "times of more steps": (
         replaced("timings/started", np.zeros((3, 3, 4))),
-        "timings/started has shape",
+        "has shape",
     ),
     "times that are texts": (replaced("timings/sent", ["a", "b"]), "timings/sent"),
     "times that are a group": (replaced("timings/sent", h5py.SoftLink("/timings")), "timings/sent"),
