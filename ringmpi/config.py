@@ -335,6 +335,25 @@ def experiment_from(given: Mapping[str, Any], found: Mapping[str, Any] | None = 
     return Experiment(**values)
 
 
+def experiment_of_record(record: Any) -> Experiment:
+    """Return the experiment of a record that `Experiment.record` made and JSON has kept.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such record. It may lack options that an older ringmpi did not have.
+    """
+    if not isinstance(record, dict):
+        raise ConfigError("it is no table of options")
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        if name not in options():
+            raise ConfigError(f"{name}: no such option")
+        absent = value is None and options()[name].default is None
+        values[name] = None if absent else _from_toml("record", name, value)
+    return Experiment(**values)
+
+
 def read_toml(path: str) -> dict[str, Any]:
     """Return the options that a TOML file gives, by name.
 
@@ -344,10 +363,9 @@ def read_toml(path: str) -> dict[str, Any]:
         If it cannot be read, is not TOML, or gives a value of the wrong type.
     """
     try:
-        with Path(path).open("rb") as file:
-            table = tomllib.load(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"config={path}: {error}") from error
+        table = tomllib.loads(text_of(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"config={path}: {' '.join(str(error).split())}") from error
     values: dict[str, Any] = {}
     for name, value in table.items():
         option = name.replace("-", "_")
@@ -355,6 +373,22 @@ def read_toml(path: str) -> dict[str, Any]:
             raise ConfigError(f"config={path}: {option} is given twice")
         values[option] = _from_toml(path, name, value)
     return values
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file that somebody wrote by hand. Local.
+
+    Raises
+    ------
+    OSError
+        If it is no file: a device may have no end.
+    ValueError
+        If it is no text.
+    """
+    found = Path(path)
+    if found.exists() and not found.is_file():
+        raise OSError("is no file")
+    return found.read_text("utf-8")
 
 
 def _from_toml(path: str, name: str, value: Any) -> Any:

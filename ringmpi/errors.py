@@ -74,6 +74,10 @@ class StoreError(RingMPIError, OSError):
     exit_code = BAD_PARAMETER
 
 
+class WriteError(RingMPIError, OSError):
+    """A result could no longer be written, such as on a full disk."""
+
+
 class Interrupted(RingMPIError):  # noqa: N818 - nothing went wrong
     """A signal asked the job to end.
 

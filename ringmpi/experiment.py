@@ -36,7 +36,7 @@ from ringmpi.errors import (
     TransportError,
 )
 from ringmpi.problem import Problem, pieces_of, problem_of, sha256_of, shard_of, tensors_of
-from ringmpi.provenance import peak_nbytes, rank_facts
+from ringmpi.provenance import memory_nbytes, peak_nbytes, rank_facts
 from ringmpi.recording import Passes, Recording, Records
 from ringmpi.report.console import speak
 from ringmpi.report.progress import track
@@ -63,6 +63,7 @@ def run(experiment: Experiment, job: Job) -> int:
     path = output_path(experiment, job.team.size)
     inner, agreed = _agree_on_start(experiment, path, job.team)
     with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
+        job.unfinished = job.team.share(None if writer is None else writer.temporary)
         under_way = Run(experiment, job, inner, agreed, writer)
         interruption = _common_end(job, under_way.measure())
         under_way.write(interruption)
@@ -399,6 +400,8 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
         error = refusal(path)
     refused = error or thread_refusal(experiment.progress) or writing_refusal(experiment.io)
     team.agree(refused)
+    hosts = team.hosts()
+    team.agree(_memory_refusal(experiment, team, hosts.count(hosts[team.rank])))
     if len(set(team.allgather(repr(experiment)))) > 1:
         raise ConfigError(
             "ranks were given different options or input files; start all with one command"
@@ -412,6 +415,22 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
     check_heads(experiment.method, inner, experiment.heads)
     agreed = agreed_device(team, experiment.device, experiment.threads, experiment.matrix_unit)
     return inner, agreed
+
+
+def _memory_refusal(experiment: Experiment, team: Team, neighbours: int) -> ConfigError | None:
+    """Return why a node cannot hold the inputs of so many ranks, all like this one, or None. Local."""
+    layouts = experiment.layouts(team.size)
+    tokens = {name: layouts[name].shard_len(team.rank) for name in tensors_of(experiment)}
+    heads = {name: experiment.kv_heads if name in "kv" else experiment.heads for name in tokens}
+    values = sum(heads[name] * tokens[name] for name in tokens) * experiment.batch * experiment.head_dim
+    together = values * numpy_dtype(experiment.dtype).itemsize * neighbours
+    if together <= memory_nbytes():
+        return None
+    return ConfigError(
+        f"seq_len={experiment.seq_len}: {', '.join(tokens)} of the ranks of a node take "
+        f"{together / 1e9:.4g} GB, and it has {memory_nbytes() / 1e9:.4g} GB; use a shorter sequence, fewer "
+        f"heads or more nodes"
+    )
 
 
 def _common_end(job: Job, interruption: Interrupted | None) -> Interrupted | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringmpi.config import Experiment
 from ringmpi.encoding import decode, numpy_dtype, stored_dtype
-from ringmpi.errors import ConfigError
+from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.softmax import DTYPES
 
@@ -26,6 +26,12 @@ Array = NDArray[Any]
 
 #: In the order of the generator's keys, which must not change.
 TENSORS = ("q", "k", "v", "dout")
+
+#: What HDF5 and NumPy make of a damaged file.
+DAMAGE = (
+    *(OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError),
+    *(MemoryError, ArithmeticError),
+)
 
 #: Values that are made or read at a time when a whole tensor is walked through: making
 #: them takes about 40 bytes each.
@@ -120,6 +126,7 @@ class FromFile:
     def __init__(self, experiment: Experiment, path: str, group: str = "/") -> None:
         self._experiment = experiment
         self._dtype = numpy_dtype(experiment.dtype)
+        self._path = path
         self._file = open_input(path)[group]
         self._generated = Generated(experiment)
 
@@ -128,10 +135,22 @@ class FromFile:
         return _heads_of(tensor, self._experiment)
 
     def rows(self, tensor: str, runs: Runs, heads: range, batch: range) -> Array:
-        """Return rows from the file."""
-        if tensor == "dout" and tensor not in self._file:
-            return self._generated.rows(tensor, runs, heads, batch)
-        dataset = self._file[tensor]
+        """Return rows from the file.
+
+        Raises
+        ------
+        StoreError
+            If they cannot be read.
+        """
+        try:
+            if tensor == "dout" and tensor not in self._file:
+                return self._generated.rows(tensor, runs, heads, batch)
+            return self._read(self._file[tensor], runs, heads, batch)
+        except DAMAGE as error:
+            told = " ".join(str(error).split())
+            raise StoreError(f"{self._path}: {tensor} cannot be read: {told}") from error
+
+    def _read(self, dataset: Any, runs: Runs, heads: range, batch: range) -> Array:
         # The last row of any tensor is that of the last position.
         first = self._experiment.seq_len - dataset.shape[2]
         tokens = sum(map(len, runs))
@@ -237,6 +256,8 @@ def open_input(path: str) -> Any:
 def describe_input(path: str) -> dict[str, Any]:
     """Return what an input file says of itself, by option name. Local.
 
+    Nothing is read of the tensors yet, but it is seen whether all their values are there.
+
     Fewer tokens in /q than in /k are the queries of the last positions, and say `query_len`.
 
     Raises
@@ -244,52 +265,75 @@ def describe_input(path: str) -> dict[str, Any]:
     ConfigError
         If the file lacks q, k or v, or the shapes or dtypes of its tensors do not belong together.
     """
+    with open_input(path) as file:
+        try:
+            return _described(path, file)
+        except ConfigError:
+            raise
+        except DAMAGE as error:
+            raise ConfigError(f"input={path}: damaged: {' '.join(str(error).split())}") from error
+
+
+def _described(path: str, file: Any) -> dict[str, Any]:
+    """Return what an open file says of itself, and refuse what does not belong together."""
     import h5py
 
-    with open_input(path) as file:
-        for name in "qkv":
-            if not isinstance(file.get(name), h5py.Dataset):
-                raise ConfigError(f"input={path}: has no dataset /{name}; needs /q, /k and /v")
-        _check_parts(path, file)
-        q, k, v = (file[name] for name in "qkv")
-        shapes = ", ".join(f"/{name} {file[name].shape}" for name in "qkv")
-        if any(tensor.ndim != 4 or 0 in tensor.shape for tensor in (q, k, v)):
-            raise ConfigError(f"input={path}: {shapes}: needs [batch, heads, tokens, head_dim]")
-        same = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
-        if not same or k.shape != v.shape:
+    for name in "qkv":
+        if not isinstance(file.get(name), h5py.Dataset) or file[name].shape is None:
+            raise ConfigError(f"input={path}: has no dataset /{name}; needs /q, /k and /v")
+    _check_parts(path, file)
+    q, k, v = (file[name] for name in "qkv")
+    shapes = ", ".join(f"/{name} {file[name].shape}" for name in "qkv")
+    if any(tensor.ndim != 4 or 0 in tensor.shape for tensor in (q, k, v)):
+        raise ConfigError(f"input={path}: {shapes}: needs [batch, heads, tokens, head_dim]")
+    same = (q.shape[0], q.shape[3]) == (k.shape[0], k.shape[3])
+    if not same or k.shape != v.shape:
+        raise ConfigError(
+            f"input={path}: {shapes}: batch and head_dim must be alike, and the heads and tokens of "
+            f"/k and /v"
+        )
+    if q.shape[2] > k.shape[2]:
+        raise ConfigError(
+            f"input={path}: {shapes}: /q may have at most as many tokens as /k, since its rows are the "
+            f"last positions of the sequence"
+        )
+    dtypes = {stored_dtype(tensor) for tensor in (q, k, v)}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        raise ConfigError(
+            f"input={path}: dtypes {', '.join(sorted(dtypes))}: use one of {', '.join(DTYPES)} "
+            f"for all three (bfloat16 as uint16 with the attribute dtype)"
+        )
+    _check_dout(path, file, q)
+    for name in "qkv":
+        _check_values(path, name, file[name])
+    found = {
+        "batch": q.shape[0],
+        "heads": q.shape[1],
+        "kv_heads": k.shape[1],
+        "seq_len": k.shape[2],
+        "head_dim": q.shape[3],
+        "dtype": dtypes.pop(),
+    }
+    if q.shape[2] < k.shape[2]:
+        found["query_len"] = q.shape[2]
+    documents = file.get("documents")
+    if documents is not None:
+        plain = isinstance(documents, h5py.Dataset) and documents.shape is not None
+        if not plain or documents.ndim != 1 or documents.dtype.kind not in "iu":
+            raise ConfigError(f"input={path}: /documents must be a list of whole numbers")
+        if len(documents) > k.shape[2] + 1:
             raise ConfigError(
-                f"input={path}: {shapes}: batch and head_dim must be alike, and the heads and tokens of "
-                f"/k and /v"
+                f"input={path}: /documents has {len(documents)} offsets, more than {k.shape[2]} tokens have"
             )
-        if q.shape[2] > k.shape[2]:
-            raise ConfigError(
-                f"input={path}: {shapes}: /q may have at most as many tokens as /k, since its rows are the "
-                f"last positions of the sequence"
-            )
-        dtypes = {stored_dtype(tensor) for tensor in (q, k, v)}
-        if len(dtypes) != 1 or not dtypes <= set(DTYPES):
-            raise ConfigError(
-                f"input={path}: dtypes {', '.join(sorted(dtypes))}: use one of {', '.join(DTYPES)} "
-                f"for all three (bfloat16 as uint16 with the attribute dtype)"
-            )
-        _check_dout(path, file, q)
-        found = {
-            "batch": q.shape[0],
-            "heads": q.shape[1],
-            "kv_heads": k.shape[1],
-            "seq_len": k.shape[2],
-            "head_dim": q.shape[3],
-            "dtype": dtypes.pop(),
-        }
-        if q.shape[2] < k.shape[2]:
-            found["query_len"] = q.shape[2]
-        documents = file.get("documents")
-        if documents is not None:
-            plain = isinstance(documents, h5py.Dataset) and documents.ndim == 1
-            if not plain or documents.dtype.kind not in "iu":
-                raise ConfigError(f"input={path}: /documents must be a list of whole numbers")
-            found["documents"] = tuple(int(offset) for offset in documents[:])
-        return found
+        found["documents"] = tuple(int(offset) for offset in documents[:])
+    return found
+
+
+def _check_values(path: str, name: str, dataset: Any) -> None:
+    """Refuse a dataset whose values are not there: HDF5 would give zeros in their place."""
+    empty = not dataset.is_virtual and dataset.chunks is None
+    if empty and dataset.id.get_storage_size() < dataset.nbytes:
+        raise ConfigError(f"input={path}: /{name} has no values, only a shape, {dataset.shape}")
 
 
 def _check_parts(path: str, file: Any) -> None:
@@ -316,7 +360,7 @@ def _check_dout(path: str, file: Any, q: Any) -> None:
     dout = file.get("dout")
     if dout is None:
         return
-    if not isinstance(dout, h5py.Dataset):
+    if not isinstance(dout, h5py.Dataset) or dout.shape is None:
         raise ConfigError(f"input={path}: /dout must be a dataset like /q")
     if (dout.shape, stored_dtype(dout)) != (q.shape, stored_dtype(q)):
         raise ConfigError(

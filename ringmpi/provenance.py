@@ -76,6 +76,11 @@ def peak_nbytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def memory_nbytes() -> int:
+    """Return the memory of this node, bytes. Local."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def rank_facts() -> dict[str, Any]:
     """Return where this rank runs. Local."""
     return {

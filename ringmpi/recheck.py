@@ -9,7 +9,7 @@ from ringmpi.config import Experiment
 from ringmpi.errors import ConfigError, StoreError
 from ringmpi.layout import Layout
 from ringmpi.problem import FromFile, Problem, describe_input, problem_of, sha256_of, tensors_of
-from ringmpi.store import ResultFile
+from ringmpi.store import OUTPUTS, ResultFile
 from ringmpi.verify import Verdict, verify
 
 
@@ -43,6 +43,7 @@ def verify_file(path: str, how: str, progress: Callable[[int, int], None]) -> li
         if not result.experiment.computes:
             raise StoreError(f"{path}: device=paced computes nothing, so it has no outputs to verify")
         experiment = replace(result.experiment, verify=how)
+        result.check_outputs(OUTPUTS if experiment.backward else OUTPUTS[:2])
         result.check_values()  # The inputs may be in the shards too.
         problem = _problem(result, experiment)
         digests = result.facts("inputs")

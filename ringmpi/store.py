@@ -5,41 +5,47 @@ instead, all its steps laid end to end, which metrics read like any other, and s
 steps in a group beside it; see `ResultWriter.condense`.
 
 It is written under a name of its own in the directory of the target, flushed to disk and then moved into
-place, so that a reader never sees half a file, two writers never mix, and an older good file stays until a
-newer one is complete. The tensors of a result may lie in other files beside it; see `shards`.
+place (see `unfinished`), so that a reader never sees half a file, two writers never mix, and an older good
+file stays until a newer one is complete. The tensors of a result may lie in other files beside it; see
+`shards`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timezone
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 import ringmpi
-from ringmpi.config import Experiment
-from ringmpi.encoding import along_tokens, create_tensor, decode, encode
-from ringmpi.errors import ConfigError, StoreError
+from ringmpi.config import Experiment, experiment_of_record
+from ringmpi.encoding import along_tokens, create_tensor, decode, encode, stored_dtype
+from ringmpi.errors import ConfigError, RingMPIError, StoreError
 from ringmpi.layout import Layout, Runs
 from ringmpi.metrics import Clocks, Timings
 from ringmpi.parallel_hdf5 import parallel_refusal, versions
+from ringmpi.problem import DAMAGE
 from ringmpi.redaction import redacted
 from ringmpi.schedule import Pass, Step
 from ringmpi.shards import Seal, ShardFolder, Shards, Shown, rank_of_shard
+from ringmpi.softmax import DTYPES
 from ringmpi.trace import QUANTITIES, RECORD
+from ringmpi.unfinished import UnfinishedFile, temporary_name
 from ringmpi.verify import Verdict
 
 Array = NDArray[Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 FORMAT_VERSION = 1
 
@@ -53,6 +59,12 @@ TIMINGS = {Pass.FORWARD: "timings", Pass.BACKWARD: "timings/backward"}
 #: ranks were simulated that there is no room for all steps. In the group `WATCHED` some ranks have them all.
 CONDENSED = "condensed"
 WATCHED = "watched"
+
+#: A clock is compared with rank 0's before and after the passes.
+MOST_COMPARISONS = 2
+
+#: The most that deflate makes of a byte (zlib.net/zlib_tech.html), if somebody has compressed a file.
+DEFLATE = 1032
 
 
 def refusal(path: Path) -> ConfigError | None:
@@ -69,7 +81,7 @@ def unwritable(path: Path) -> ConfigError | None:
     """Return why no file can be written to `path`, or None; makes its directory. Local."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe = temporary(path, new_token())
+        probe = temporary_name(path)
         probe.touch(exist_ok=False)
         probe.unlink()
     except OSError as error:
@@ -87,16 +99,6 @@ def _is_result(path: Path) -> bool:
         return False
 
 
-def new_token() -> str:
-    """Return what no other run has, of this machine or another. Local."""
-    return uuid.uuid4().hex[:12]
-
-
-def temporary(path: Path, token: str) -> Path:
-    """Return a name beside a file that is moved into place as a whole. Local."""
-    return path.with_name(f".{path.name}.{token}.tmp")
-
-
 class ResultWriter:
     """A result file in the making. Local, for the one rank that writes.
 
@@ -107,20 +109,23 @@ class ResultWriter:
     path : Path
         Where the file appears at `commit`.
 
+    Raises
+    ------
+    WriteError
+        From any method, once something could not be written.
+
     Attributes
     ----------
     token : str
-        What only this file in the making has in its name.
-    temporary : Path
-        Where it is until then.
+        What only the shards of this file in the making have in their names.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.token = new_token()
-        self.temporary = temporary(path, self.token)
+        self.token = secrets.token_hex(6)
+        self._unfinished = UnfinishedFile(path)
         self._folder: ShardFolder | None = None
-        self._file = h5py.File(self.temporary, "x")
+        self._file = h5py.File(self._unfinished, "w")
         self._file.attrs["complete"] = False
         self._file.attrs["format_version"] = FORMAT_VERSION
 
@@ -133,10 +138,17 @@ class ResultWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
-        self.temporary.unlink(missing_ok=True)
-        if self._folder is not None:
-            self._folder.remove()
+        try:
+            self._file.close()
+        finally:
+            self._unfinished.remove()
+            if self._folder is not None:
+                self._folder.remove()
+
+    @property
+    def temporary(self) -> Path:
+        """The name under which the file is written."""
+        return self._unfinished.temporary
 
     def describe(self, experiment: Experiment, command: str, kind: str = "measured") -> None:
         """Write what the file is and how it was made."""
@@ -166,6 +178,7 @@ class ResultWriter:
         """Write rows, shape (batch, heads, len(positions), ...), where their global positions belong."""
         dataset = self._file[name]
         dataset[:, :, along_tokens(dataset, positions)] = encode(rows)
+        self._unfinished.check()
 
     def begin_shards(self) -> Path:
         """Make the folder that ranks write shards into, and return it."""
@@ -189,10 +202,11 @@ class ResultWriter:
         """Let go of the file for a while, so that all ranks may open it together."""
         self._file.close()
         yield
-        self._file = h5py.File(self.temporary, "r+")
+        self._file = h5py.File(self._unfinished, "r+")
 
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Read back rows of an output that was written before."""
+        self._unfinished.check()
         if self._folder is None:
             return _rows(self._file, tensor, batch, head, runs)
         with self._folder.so_far() as file:
@@ -203,6 +217,7 @@ class ResultWriter:
         fill = np.nan if values.dtype.kind == "f" else None
         dataset = self._file.create_dataset(name, data=values, fillvalue=fill)
         dataset.attrs.update({"unit": unit, "description": description})
+        self._unfinished.check()
 
     def texts(self, name: str, values: Sequence[str], description: str) -> None:
         """Write one text a rank."""
@@ -256,14 +271,11 @@ class ResultWriter:
     def commit(self) -> None:
         """Mark the file complete and move it into place, its shards first."""
         self._file.attrs["complete"] = True
-        self._file.flush()
         self._file.close()
-        with self.temporary.open("rb") as file:
-            os.fsync(file.fileno())  # The name must not appear before the data is on disk.
         if self._folder is not None:
             self._folder.appear()
         replaced = _shards_of(self.path)
-        self.temporary.replace(self.path)
+        self._unfinished.appear()
         self._folder = None
         if replaced is not None:
             replaced.remove()
@@ -280,8 +292,43 @@ def _shards_of(path: Path) -> Shards | None:
         return None
 
 
+def _reading(
+    method: Callable[Concatenate[ResultFile, P], T],
+) -> Callable[Concatenate[ResultFile, P], T]:
+    """Make a method that reads a file tell of a damaged one in one line."""
+
+    @wraps(method)
+    def read(self: ResultFile, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except RingMPIError:
+            raise
+        except DAMAGE as error:
+            raise self.damaged(error) from error
+
+    return read
+
+
+class Facts(dict[str, Any]):
+    """The attributes of a group: numbers and texts by name."""
+
+    def __init__(self, where: str, attributes: Mapping[str, Any]) -> None:
+        super().__init__(attributes)
+        self._where = where
+        for name, value in self.items():
+            if not isinstance(value, (str, bool, int, float, np.generic)):
+                raise TypeError(f"{where} has {name}, which is neither a number nor a text")
+
+    def __missing__(self, name: str) -> Any:
+        """Tell of a name that is not there."""
+        raise StoreError(f"{self._where} has no {name}: damaged, or of another ringmpi")
+
+
 class ResultFile:
     """A complete result file, opened for reading. Local.
+
+    What is read is held against what the file says of the run: a dataset has the shape that such a run gives,
+    and all its values, or the file is damaged.
 
     Parameters
     ----------
@@ -291,7 +338,7 @@ class ResultFile:
     ------
     StoreError
         If it is not there, not a result file, not complete, or of another format version, or if a shard of
-        it is missing, cut short, or another file.
+        it is missing, cut short, or another file. From any method too, if the file is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -327,6 +374,65 @@ class ResultFile:
             raise StoreError(
                 f"{self.path}: has format version {version}, this ringmpi reads {FORMAT_VERSION}"
             )
+        self._ranks: int | None = None
+        self._inner = 1  # Ranks of an inner group.
+        self._timings: dict[Pass, Timings] = {}
+        try:
+            self._describe()
+        except StoreError:
+            self._file.close()
+            raise
+
+    @_reading
+    def _describe(self) -> None:
+        """Read what the file says of the run, which all else is held against."""
+        attributes = Facts(str(self.path), self._file.attrs)
+        self.kind = str(attributes["kind"])
+        self.created, self.command = str(attributes["created"]), str(attributes["command"])
+        if self.kind not in ("measured", "simulated"):
+            raise ValueError(f"its kind is {self.kind!r}, which is neither measured nor simulated")
+        number = attributes.get("interrupted")
+        self.interrupted = None if number is None else int(number)
+        try:
+            self.experiment = experiment_of_record(json.loads(attributes["config"]))
+        except ConfigError as error:
+            raise ValueError(f"what it says of the run: {error}") from error
+
+    def damaged(self, error: Exception) -> StoreError:
+        """Return the error that tells of a damaged file."""
+        told = str(error).strip("'\"") or type(error).__name__
+        return StoreError(f"{self.path}: damaged: {' '.join(told.split())}")
+
+    def _dataset(self, name: str, kinds: str, shape: Sequence[int | None]) -> Any:
+        """Return a dataset of the file's own, with one of the dtype kinds, a shape, and all its values.
+
+        Raises
+        ------
+        KeyError, ValueError
+            If it is not there, or something else.
+        """
+        parts = name.split("/")
+        for end in range(1, len(parts) + 1):
+            part = "/".join(parts[:end])
+            if not isinstance(self._file.get(part, getlink=True), h5py.HardLink):
+                raise KeyError(f"{part} is missing")  # A link to elsewhere is none of ours.
+        dataset = self._file[name]
+        if (
+            not isinstance(dataset, h5py.Dataset)
+            or dataset.shape is None
+            or dataset.dtype.kind not in kinds
+        ):
+            raise ValueError(f"{name} is no table of the right kind")
+        fits = len(dataset.shape) == len(shape) and all(
+            want in (None, found) for want, found in zip(shape, dataset.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join("any" if want is None else str(want) for want in shape)
+            raise ValueError(f"{name} has shape {dataset.shape}, the run gives ({wanted})")
+        held = dataset.id.get_storage_size() * (DEFLATE if dataset.compression else 1)
+        if not dataset.is_virtual and held < dataset.nbytes:
+            raise ValueError(f"{name} has {dataset.nbytes} bytes, of which {held} are there")
+        return dataset
 
     def __enter__(self) -> ResultFile:
         return self
@@ -340,23 +446,21 @@ class ResultFile:
         self._file.close()
 
     @property
-    def experiment(self) -> Experiment:
-        """The experiment that was run."""
-        record = json.loads(self._file.attrs["config"])
-        if record["documents"] is not None:
-            record["documents"] = tuple(record["documents"])
-        return Experiment(**record)
-
-    @property
     def size(self) -> int:
         """The number of ranks."""
-        return len(self._file["ranks/hostname"])
+        if self._ranks is None:
+            self._ranks = self._count_ranks()
+        return self._ranks
 
-    @property
-    def interrupted(self) -> int | None:
-        """The signal that ended the run early, if one did."""
-        number = self._file.attrs.get("interrupted")
-        return None if number is None else int(number)
+    @_reading
+    def _count_ranks(self) -> int:
+        ranks = len(self._dataset("ranks/hostname", "O", (None,)))
+        if ranks < 1:
+            raise ValueError("it has no ranks")
+        self._inner = int(self.facts("machine").get("inner_ranks", 1))
+        if self._inner < 1 or ranks % self._inner:
+            raise ValueError(f"it has {ranks} ranks in groups of {self._inner}")
+        return ranks
 
     @property
     def oversubscribed(self) -> bool:
@@ -366,27 +470,29 @@ class ResultFile:
     @property
     def has_inputs(self) -> bool:
         """Whether q, k and v are in the file."""
-        return all(f"inputs/{name}" in self._file for name in "qkv")
+        return all(self.has(f"inputs/{name}") for name in "qkv")
 
-    @property
-    def kind(self) -> str:
-        """``measured`` or ``simulated``."""
-        return str(self._file.attrs["kind"])
-
-    @property
-    def created(self) -> str:
-        """When the file was made, in UTC."""
-        return str(self._file.attrs["created"])
-
-    @property
-    def command(self) -> str:
-        """The command that made the file."""
-        return str(self._file.attrs["command"])
-
-    def facts(self, group: str) -> dict[str, Any]:
+    @_reading
+    def facts(self, group: str) -> Facts:
         """Return the attributes of a group; empty if there is no such group."""
-        return dict(self._file[group].attrs) if group in self._file else {}
+        where = f"{self.path}: {group}"
+        return Facts(where, self._file[group].attrs if group in self._file else {})
 
+    @_reading
+    def check_outputs(self, tensors: Sequence[str]) -> None:
+        """Refuse outputs of another shape than the run gives, before anybody goes through them."""
+        experiment = self.experiment
+        for tensor in tensors:
+            of_keys = tensor in ("dk", "dv")
+            heads = experiment.kv_heads if of_keys else experiment.heads
+            tokens = experiment.seq_len if of_keys else experiment.num_queries
+            width = () if tensor == "lse" else (experiment.head_dim,)
+            shape = (experiment.batch, heads, tokens, *width)
+            dataset = self._dataset(f"outputs/{tensor}", "fu", shape)
+            if stored_dtype(dataset) not in DTYPES:
+                raise ValueError(f"outputs/{tensor} has dtype {stored_dtype(dataset)}")
+
+    @_reading
     def rows(self, tensor: str, batch: int, head: int, runs: Runs) -> Array:
         """Return rows of one head of an output, in its own dtype.
 
@@ -409,74 +515,128 @@ class ResultFile:
         if self._shards is not None:
             self._shards.check_values()
 
+    @_reading
     def has(self, name: str) -> bool:
         """Return whether there is a table of that name: files of an older ringmpi have fewer."""
         return name in self._file
 
+    @_reading
     def column(self, name: str) -> Array:
-        """Return a whole table, such as ``ranks/peak_nbytes``."""
-        return np.asarray(self._file[name][...])
+        """Return a table of numbers, one for each rank, such as ``ranks/peak_nbytes``."""
+        return np.asarray(self._dataset(name, "fiu", (self.size,))[...])
 
+    @_reading
     def texts(self, name: str) -> list[str]:
-        """Return a table of texts."""
-        return [str(text) for text in self._file[name].asstr()[...]]
+        """Return a table of texts, one for each rank."""
+        return [str(text) for text in self._dataset(name, "O", (self.size,)).asstr()[...]]
 
     @property
     def directions(self) -> list[Pass]:
         """The passes that were run."""
-        return [direction for direction in Pass if f"{TIMINGS[direction]}/started" in self._file]
+        there = [direction for direction in Pass if self.has(f"{TIMINGS[direction]}/started")]
+        for direction in Pass if self.experiment.backward else [Pass.FORWARD]:
+            if direction not in there:
+                raise StoreError(f"{self.path}: damaged: {TIMINGS[direction]}/started is missing")
+        return there
 
+    @_reading
     def repeats(self, direction: Pass) -> int:
         """Return how many repeats of a pass were timed."""
-        return int(self._file[f"{TIMINGS[direction]}/started"].shape[0])
+        started = self._dataset(f"{TIMINGS[direction]}/started", "f", (None, self.size, None))
+        return int(started.shape[0])
 
     def schedules(self, direction: Pass) -> list[list[Step]]:
         """Return the schedules of all ranks, as they were executed."""
-        inner = int(self.facts("machine").get("inner_ranks", 1))
-        return self.experiment.schedules(self.size, inner, direction)
+        schedules = self.experiment.schedules(self.size, self._inner, direction)
+        traced = self.watched(direction)[1].records.shape[2]
+        if traced != len(schedules[0]):
+            raise StoreError(
+                f"{self.path}: damaged: {TIMINGS[direction]} has {traced} steps, the run has "
+                f"{len(schedules[0])}"
+            )
+        return schedules
 
+    @_reading
     def timings(self, direction: Pass = Pass.FORWARD) -> Timings:
-        """Return the trace of all ranks."""
-        return Timings(
-            self._records(TIMINGS[direction]),
-            self._records(f"{TIMINGS[direction]}/alone"),
-            self._clocks(),
-        )
+        """Return the trace of all ranks, which nobody may write to: it is read once."""
+        if direction not in self._timings:
+            self._timings[direction] = self._read_timings(direction)
+        return self._timings[direction]
 
+    def _read_timings(self, direction: Pass) -> Timings:
+        group = TIMINGS[direction]
+        records = self._records(group, (self.size, None))
+        alone = self._records(f"{group}/alone", (self.size, records.shape[2]))
+        return Timings(records, alone, self._clocks())
+
+    @_reading
     def condensed(self, direction: Pass = Pass.FORWARD) -> bool:
         """Return whether the trace has one record a rank, all its steps laid end to end."""
         return bool(self._file[TIMINGS[direction]].attrs.get(CONDENSED, False))
 
+    @_reading
     def watched(self, direction: Pass = Pass.FORWARD) -> tuple[list[int], Timings]:
         """Return the ranks of which every step is known, and their trace: all, unless it is condensed."""
         timings = self.timings(direction)
         if not self.condensed(direction):
             return list(range(self.size)), timings
         group = f"{TIMINGS[direction]}/{WATCHED}"
-        ranks = self.column(f"{group}/rank")
+        ranks = np.asarray(self._dataset(f"{group}/rank", "iu", (None,))[...])
+        if not len(ranks) or ranks.min() < 0 or ranks.max() >= self.size:
+            raise ValueError(f"{group}/rank names ranks that the run does not have")
         theirs = replace(timings.clocks, of=ranks.tolist())
-        return ranks.tolist(), Timings(self._records(group), timings.alone[:, ranks], theirs)
+        records = self._records(group, (len(ranks), None))
+        return ranks.tolist(), Timings(records, timings.alone[:, ranks], theirs)
 
+    @_reading
     def verdicts(self) -> list[Verdict]:
         """Return what verification found; empty if nothing was verified."""
         names = self._file["verification"]
-        found = (dict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names)
-        return [Verdict(**(facts | {"index": json.loads(facts["index"])})) for facts in found]
+        return [_verdict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names]
 
     def _clocks(self) -> Clocks:
-        measured_at, offset = (self.column(f"clocks/{name}") for name in ("measured_at", "offset"))
+        measured_at = self._comparisons("measured_at", None)
+        offset = self._comparisons("offset", len(measured_at))
         bounded = self.has("clocks/error_bound")
-        error = self.column("clocks/error_bound") if bounded else np.full_like(offset, np.nan)
+        error = (
+            self._comparisons("error_bound", len(offset)) if bounded else np.full_like(offset, np.nan)
+        )
         return Clocks(measured_at, offset, error)
 
-    def _records(self, group: str) -> Array:
-        shape = self._file[f"{group}/started"].shape
+    def _comparisons(self, name: str, count: int | None) -> Array:
+        """Return a quantity of the clocks, shape (count, size)."""
+        dataset = self._dataset(f"clocks/{name}", "f", (count, self.size))
+        if not 1 <= len(dataset) <= MOST_COMPARISONS:
+            raise ValueError(f"clocks/{name} has {len(dataset)} comparisons, a run makes 1 or 2")
+        return np.asarray(dataset[...])
+
+    def _records(self, group: str, ranks_and_steps: tuple[int, int | None]) -> Array:
+        """Return the records of a group."""
+        shape = self._dataset(f"{group}/started", "f", (None, *ranks_and_steps)).shape
+        if not shape[2]:
+            raise ValueError(f"{group} has no steps")
         records = np.empty(shape, RECORD)
         for name in QUANTITIES:
             # A file of an older ringmpi has fewer.
             there = self.has(f"{group}/{name}")
-            records[name] = self._file[f"{group}/{name}"][...] if there else np.nan
+            records[name] = self._dataset(f"{group}/{name}", "f", shape)[...] if there else np.nan
+        peers = records["waited_for"][~np.isnan(records["waited_for"])]
+        if peers.size and not ((peers >= 0) & (peers < self.size)).all():
+            raise ValueError(f"{group}/waited_for names ranks that the run does not have")
+        records.setflags(write=False)
         return records
+
+
+def _verdict(attributes: Mapping[str, Any]) -> Verdict:
+    """Return a verdict from what `Verdict.record` gave."""
+    kinds: dict[str, Callable[[Any], Any]] = {"str": str, "bool": bool, "int": int, "float": float}
+    facts = {
+        name: kinds[str(declared.type)](attributes[name])
+        for name, declared in ((declared.name, declared) for declared in fields(Verdict))
+        if name != "index"
+    }
+    index = json.loads(attributes["index"])
+    return Verdict(**facts, index=[int(number) for number in index])
 
 
 def _storable(text: str) -> str:

@@ -34,7 +34,8 @@ from ringmpi.problem import describe_input
 from ringmpi.report.progress import track
 from ringmpi.report.text import make_console, milliseconds, percent, plain_table
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ranks
-from ringmpi.store import ResultFile, new_token, temporary, unwritable
+from ringmpi.store import ResultFile, unwritable
+from ringmpi.unfinished import temporary_name
 from ringmpi.verify import Verdict
 
 #: Seconds that the running job has to end after a signal was passed on, before it is killed. A job stops
@@ -340,7 +341,7 @@ class Sweep:
 
     def _write(self, rows: Sequence[Mapping[str, str]]) -> None:
         """Put the table in the place of an older one, as a whole."""
-        unfinished = temporary(self._table_path, new_token())
+        unfinished = temporary_name(self._table_path)
         with unfinished.open("x", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()

@@ -12,12 +12,22 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ringmpi.comm.launcher import Launch, check_library, check_size
 from ringmpi.comm.probe import library_name, load_mpi, thread_level
+from ringmpi.comm.segments import release_segments
 from ringmpi.comm.signals import Signals
-from ringmpi.errors import BROKEN, Interrupted, LaunchError, RingMPIError, StalledRingError
+from ringmpi.errors import (
+    BROKEN,
+    Interrupted,
+    LaunchError,
+    RingMPIError,
+    StalledRingError,
+    StoreError,
+    WriteError,
+)
 
 #: Seconds between the last words of a rank and its abort: the launcher drops what it has not yet forwarded.
 LAST_WORDS = 0.3
@@ -44,6 +54,8 @@ class Job:
     thread_level : str
     local_rank : int
         Rank among those of its node.
+    unfinished : Path or None
+        A file that some rank is writing and that must not stay if the job is aborted, whoever aborts it.
     """
 
     def __init__(self, mpi: Any, timeout: float, signals: Signals) -> None:
@@ -59,6 +71,10 @@ class Job:
         node = self.comm.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank = node.rank
         node.Free()
+        self.unfinished: Path | None = None
+        # All ranks of the node are through MPI_Init: they have met in the collectives above.
+        if self.local_rank == 0:
+            release_segments()
 
 
 def start_mpi(launch: Launch) -> Any:
@@ -113,18 +129,20 @@ def run_job(launch: Launch, timeout: float, signals: Signals, work: Callable[[Jo
         signals.ignore()
         mpi.Finalize()
         return refusal[1]
+    job = None
     try:
-        code = work(Job(mpi, timeout, signals))
+        job = Job(mpi, timeout, signals)
+        code = work(job)
     except Interrupted as stop:
         complain(str(stop), comm.rank == 0)
         _leave(comm, stop.exit_code)
     except RingMPIError as error:
         if not error.everywhere:
-            _abort(comm, error, error.exit_code)
+            _abort(comm, job, error, error.exit_code)
         complain(str(error), comm.rank == 0)
         code = error.exit_code
     except BaseException as error:  # Whatever it is, the other ranks must not wait.
-        _abort(comm, error, BROKEN)
+        _abort(comm, job, error, BROKEN)
     signals.ignore()
     mpi.Finalize()
     return code
@@ -151,10 +169,14 @@ def complain(message: str, speaks: bool = True) -> None:
         print(f"ringmpi: {message}", file=sys.stderr, flush=True)
 
 
-def _abort(comm: Any, error: BaseException, code: int) -> None:
+def _abort(comm: Any, job: Job | None, error: BaseException, code: int) -> NoReturn:
     """End all ranks now; say which rank raised, and where."""
+    if job is not None and job.unfinished is not None:
+        # The rank that writes it is killed without another word.
+        with contextlib.suppress(OSError):
+            job.unfinished.unlink()
     name = f"rank {comm.rank} of {comm.size}"
-    if isinstance(error, StalledRingError):
+    if isinstance(error, StalledRingError | StoreError | WriteError):
         text = str(error)
     else:
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -164,14 +186,20 @@ def _abort(comm: Any, error: BaseException, code: int) -> None:
     os.write(sys.stderr.fileno(), (prefixed + "\n").encode())
     time.sleep(LAST_WORDS)
     comm.Abort(code)
+    _wait_for_the_end(code)
 
 
-def _leave(comm: Any, code: int) -> None:
+def _leave(comm: Any, code: int) -> NoReturn:
     """End after an interruption: transfers may be under way, so MPI cannot be finalised."""
     sys.stdout.flush()
     sys.stderr.flush()
     if comm.rank == 0:
         time.sleep(LAST_WORDS)
         comm.Abort(code)
+    _wait_for_the_end(code)
+
+
+def _wait_for_the_end(code: int) -> NoReturn:
+    """Let the launcher end this process; an abort may return before it has."""
     time.sleep(ABORT_GRACE)
     os._exit(code)

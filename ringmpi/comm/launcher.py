@@ -110,17 +110,19 @@ PLUGINS = (
     ("Open MPI 3", ("pmix", "pmi2")),
     ("Open MPI", ("pmix",)),
     ("CRAY MPICH", ("cray_shasta", "pmi2")),
-    ("", ("pmi2", "pmix")),
+    ("MPICH", ("pmi2", "pmix")),
+    ("MVAPICH", ("pmi2", "pmix")),
+    ("Intel", ("pmi2", "pmix")),
 )
 
 
 def plugins_of(library: str) -> tuple[str, ...]:
-    """Return Slurm's plugins that an MPI library understands, the best first. Local.
+    """Return Slurm's plugins that an MPI library understands, the best first; empty if not known. Local.
 
     >>> plugins_of("Open MPI 5.0.8"), plugins_of("MPICH")
     (('pmix',), ('pmi2', 'pmix'))
     """
-    return next(plugins for start, plugins in PLUGINS if library.startswith(start))
+    return next((plugins for start, plugins in PLUGINS if library.startswith(start)), ())
 
 
 def srun_for(library: str) -> str:
@@ -129,7 +131,8 @@ def srun_for(library: str) -> str:
     >>> srun_for("MPICH")
     'srun --mpi=pmi2 (srun --mpi=list names what this Slurm has)'
     """
-    plugin = f"--mpi={plugins_of(library)[0]}"
+    known = plugins_of(library)
+    plugin = f"--mpi={known[0]}" if known else f"with the --mpi plugin that {library} was built for"
     if library.startswith("Intel"):
         plugin += " and I_MPI_PMI_LIBRARY naming Slurm's libpmi2.so"
     return f"srun {plugin} (srun --mpi=list names what this Slurm has)"

@@ -126,7 +126,7 @@ def plugins_in(text: str) -> list[str]:
 
 def fitting(library: str, plugins: list[str], default: str = "") -> Fact:
     """Return with which plugin ``srun`` starts an MPI library, or that it cannot. Local."""
-    wanted = plugins_of(library)
+    wanted = plugins_of(library) or ("pmi2", "pmix")  # Which most libraries know.
     usable = [name for kind in wanted for name in plugins if name.partition("_v")[0] == kind]
     if not usable:
         return Fact(

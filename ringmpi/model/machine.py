@@ -59,6 +59,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmpi.comm.policy import PROGRESS
+from ringmpi.config import text_of
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.schedule import Pass
 from ringmpi.softmax import DTYPES
@@ -322,7 +323,7 @@ def machine_text(given: str) -> str:
         check_choice("machine", given, [*machines, "FILE.toml"])
         return machines[given]
     try:
-        return Path(given).read_text("utf-8")
+        return text_of(given)
     except (OSError, ValueError) as error:
         raise ConfigError(f"machine={given}: cannot be read: {error}") from error
 

@@ -91,6 +91,11 @@ REFUSED = {
         "run --input wrong_dout.h5 --backward",
         ["/dout (1, 2, 32, 3)", "(1, 2, 32, 4)"],
     ),
+    "more than a node holds": (
+        "run --seq-len 1000000000000",
+        ["seq_len=1000000000000", "GB", "shorter sequence"],
+    ),
+    "options without an end": ("run --seq-len 8 --config /dev/zero", ["config=/dev/zero", "no file"]),
     "link without latency": (f"{RUN} --link 1Gbit/s", ["link='1Gbit/s'", "RATE,LATENCY"]),
     "link in bytes": (f"{RUN} --link 1GB/s,1ms", ["link='1GB/s,1ms'", "100Mbit/s,1ms"]),
     "link that moves nothing": (f"{RUN} --link 0bit/s,1ms", ["link='0bit/s,1ms'", "above 0"]),

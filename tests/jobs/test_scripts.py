@@ -30,7 +30,16 @@ JOBS = [script for script in RUNNABLE if script.parent.name == "jobs" and script
 COMMANDING = [
     script
     for script in JOBS
-    if script.name not in ("bench_cpu.sh", "kernels.sh", "lab.sh", "netlab.sh", "submit.sh")
+    if script.name
+    not in (
+        "bench_cpu.sh",
+        "fuzz.sh",
+        "kernels.sh",
+        "lab.sh",
+        "netlab.sh",
+        "soak.sh",
+        "submit.sh",
+    )
 ]
 
 

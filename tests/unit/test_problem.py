@@ -585,3 +585,61 @@ def test_a_file_that_is_not_hdf5_is_refused(tmp_path: Path, content: bytes) -> N
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         describe_input(str(tmp_path / name))
+
+
+def test_tensors_beyond_memory_that_nobody_wrote_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        for name in "qkv":
+            file.create_dataset(name, (1, 2, 2**40, 4), np.float32)
+
+    with pytest.raises(ConfigError, match="/q has no values, only a shape"):
+        describe_input(str(tmp_path / "in.h5"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_virtual_tensor_needs_its_sources(tmp_path: Path, there: bool) -> None:
+    """HDF5 gives zeros for what is missing."""
+    path = Path(write_inputs(tmp_path / "in.h5", inputs()))
+    with h5py.File(path, "r+") as file:
+        whole_k = file["k"][...]
+        del file["k"]
+        layout = h5py.VirtualLayout(whole_k.shape, whole_k.dtype)
+        layout[...] = h5py.VirtualSource("part.h5", "k", whole_k.shape)
+        file.create_virtual_dataset("k", layout)
+    if there:
+        with h5py.File(tmp_path / "part.h5", "w") as file:
+            file["k"] = whole_k
+        assert describe_input(str(path))["seq_len"] == whole_k.shape[2]
+        return
+    with pytest.raises(ConfigError, match=r"/k is made of part\.h5, which is missing"):
+        describe_input(str(path))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        h5py.SoftLink("/q"),
+        h5py.SoftLink("/nowhere"),
+        h5py.ExternalLink("nowhere.h5", "/q"),
+        h5py.Empty("f4"),
+        np.zeros((1, 4, 17, 8), [("re", "f4"), ("im", "f4")]),
+    ],
+    ids=["round", "nowhere", "elsewhere", "empty", "compound"],
+)
+def test_something_else_in_the_place_of_a_tensor_is_refused(tmp_path: Path, damage: Any) -> None:
+    path = write_inputs(tmp_path / "in.h5", inputs())
+    with h5py.File(path, "r+") as file:
+        del file["q"]
+        file["q"] = damage
+
+    with pytest.raises(ConfigError, match=f"input={path}: "):
+        describe_input(path)
+
+
+def test_more_documents_than_tokens_are_refused_unread(tmp_path: Path) -> None:
+    path = write_inputs(tmp_path / "in.h5", inputs())
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("documents", (2**45,), np.int64)
+
+    with pytest.raises(ConfigError, match="offsets, more than"):
+        describe_input(path)

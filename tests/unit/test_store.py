@@ -378,7 +378,6 @@ class TestFacts:
 
         with ResultFile(path) as result:
             assert result.experiment == EXPERIMENT
-            assert result.directions == []
 
     def test_a_command_with_bytes_that_are_no_text_does_not_lose_the_result(
         self, tmp_path: Path
@@ -518,6 +517,7 @@ class TestTimings:
                     writer.records(name, (repeats, *found.shape[1:]))
                     for rank in range(found.shape[1]):
                         writer.write_records(name, rank, found[:, rank])
+            writer.texts("ranks/hostname", ["node"] * 3, "node")
             writer.table("clocks/measured_at", np.array([[1.0, 2.0, 3.0]]), "s", "when")
             writer.table("clocks/offset", np.array([[0.0, 0.25, -0.1]]), "s", "offset")
             writer.table("clocks/error_bound", np.array([[0.0, 1e-6, 2e-6]]), "s", "error bound")
@@ -525,9 +525,10 @@ class TestTimings:
 
     def test_records_come_back(self, tmp_path: Path) -> None:
         rng = np.random.default_rng(1)
-        records = np.zeros((2, 3, 4), RECORD)
+        records = np.zeros((2, 3, 3), RECORD)
         for name in QUANTITIES:
-            records[name] = 1.7e9 + rng.random((2, 3, 4))
+            records[name] = 1.7e9 + rng.random((2, 3, 3))
+        records["waited_for"] = 2
         self.write_timings(tmp_path / "a.h5", 2, records)
 
         with ResultFile(tmp_path / "a.h5") as result:
@@ -542,7 +543,7 @@ class TestTimings:
     def test_the_way_back_has_records_of_its_own(self, tmp_path: Path) -> None:
         """It has other steps than the way there."""
         rng = np.random.default_rng(1)
-        forward, backward = np.zeros((2, 3, 4), RECORD), np.zeros((2, 3, 5), RECORD)
+        forward, backward = np.zeros((2, 3, 3), RECORD), np.zeros((2, 3, 4), RECORD)
         for name in QUANTITIES:
             forward[name], backward[name] = rng.random(forward.shape), rng.random(backward.shape)
         self.write_timings(tmp_path / "a.h5", 2, forward, backward)
@@ -558,13 +559,13 @@ class TestTimings:
         assert np.array_equal(back.clocks.offset, there.clocks.offset)
 
     def test_a_run_without_a_way_back_has_none(self, tmp_path: Path) -> None:
-        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))
+        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 3), RECORD))
 
         with ResultFile(tmp_path / "a.h5") as result:
             assert result.directions == [Pass.FORWARD]
 
     def test_a_quantity_that_an_older_file_lacks_is_nan(self, tmp_path: Path) -> None:
-        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))
+        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 3), RECORD))
         with h5py.File(tmp_path / "a.h5", "r+") as file:
             del file["timings/hops"]
 
@@ -576,13 +577,13 @@ class TestTimings:
         assert not records["messages"].any()
 
     def test_each_quantity_is_a_float64_dataset_with_its_unit(self, tmp_path: Path) -> None:
-        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 4), RECORD))
+        self.write_timings(tmp_path / "a.h5", 2, np.zeros((2, 3, 3), RECORD))
 
         with h5py.File(tmp_path / "a.h5", "r") as file:
             for name, quantity in QUANTITIES.items():
                 dataset = file[f"timings/{name}"]
                 assert dataset.dtype == np.float64
-                assert dataset.shape == (2, 3, 4)
+                assert dataset.shape == (2, 3, 3)
                 assert dataset.attrs["unit"] == quantity.unit
                 assert dataset.attrs["description"] == quantity.description
                 assert [axis.label for axis in dataset.dims] == ["repeat", "rank", "step"]
@@ -598,10 +599,10 @@ class TestTimings:
         assert missing.tolist() == [True, False, True]
 
     def test_no_repeat_at_all_is_a_table_without_rows(self, tmp_path: Path) -> None:
-        self.write_timings(tmp_path / "a.h5", 0, np.zeros((0, 3, 4), RECORD))
+        self.write_timings(tmp_path / "a.h5", 0, np.zeros((0, 3, 3), RECORD))
 
         with ResultFile(tmp_path / "a.h5") as result:
-            assert result.timings().records.shape == (0, 3, 4)
+            assert result.timings().records.shape == (0, 3, 3)
 
 
 class TestRefusedPaths:
