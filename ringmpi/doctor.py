@@ -12,7 +12,7 @@ from importlib import util
 
 from ringmpi.comm.launcher import available_cores, default_threads, find_launcher
 from ringmpi.comm.probe import library_name, load_mpi
-from ringmpi.devices import PREFERENCE, native_facts, prepare, why_missing
+from ringmpi.devices import PREFERENCE, cuda_facts, native_facts, prepare, why_missing
 from ringmpi.errors import ConfigError
 from ringmpi.provenance import package_versions, processor, system
 from ringmpi.report.text import make_console
@@ -35,6 +35,7 @@ def _software() -> Iterator[Fact]:
     yield "packages", ", ".join(f"{name} {version}" for name, version in versions.items())
     prepare()
     yield "devices", ", ".join(name for name in PREFERENCE if why_missing(name) is None)
+    yield from cuda_facts()
     yield from native_facts()
 
 
@@ -72,7 +73,8 @@ def _mpi() -> Iterator[Fact]:
 def _initialised() -> Iterator[Fact]:
     """Ask in a process of its own what MPI tells only once it is initialised."""
     question = (
-        "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers, thread_level; "
+        "from mpi4py import MPI; from ringmpi.comm.awareness import takes_device_pointers; "
+        "from ringmpi.comm.probe import thread_level; "
         "print(takes_device_pointers(), thread_level(MPI))"
     )
     said = _first_line([sys.executable, "-c", question])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from pathlib import Path
 from typing import Any
 
 
@@ -37,23 +35,3 @@ def thread_level(mpi: Any) -> str:
         mpi.THREAD_MULTIPLE: "multiple",
     }
     return levels[mpi.Query_thread()]
-
-
-def takes_device_pointers() -> bool:
-    """Return whether the loaded MPI library says that it reads GPU memory. Local.
-
-    Asked by the function that Open MPI and MPICH have for it; a library without it does not say so. MPI
-    must be initialised: MPICH ends the process otherwise.
-    """
-    for path in _loaded_libraries():
-        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
-        if query is not None:
-            return bool(query())
-    return False
-
-
-def _loaded_libraries() -> list[str]:
-    """Return the files that are mapped into this process and look like an MPI library."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    files = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line}
-    return sorted(file for file in files if Path(file).name.startswith("libmpi"))
