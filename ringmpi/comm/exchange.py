@@ -290,7 +290,7 @@ class Exchange:
         piece: Piece | None = None,
     ) -> None:
         """Hand a buffer over to MPI."""
-        request = post([buffer, MPI.BYTE], flight.transfer.peer, flight.step % TAGS)
+        request = post([buffer, MPI.BYTE], flight.transfer.peer, tag=flight.step % TAGS)
         self._pending.append((request, flight, piece))
 
     def _send_what_may_leave(self) -> bool:
