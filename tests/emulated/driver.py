@@ -34,7 +34,7 @@ POISON = 0xFF
 MOST_AT_ONCE = 4
 
 #: Some streams are slow: while others could go on they hardly do, and they rest though nobody else could.
-HASTE = (1.0, 0.02)
+HASTE = (1.0, 0.1)
 
 
 @dataclass(eq=False)
@@ -103,7 +103,9 @@ class EmulatedDriver:
         self._order = np.random.default_rng(seed)
         self._streams: list[Stream] = []
         self._pinned: list[NDArray[np.uint8]] = []
-        self._kept: list[Any] = []  # cudaFree waits for what is under way; here nothing is freed before the end.
+        self._kept: list[
+            Any
+        ] = []  # cudaFree waits for what is under way; here nothing is freed before the end.
         self._lock = RLock()
         self._done = 0
         self.default = self.new_stream()
@@ -128,7 +130,11 @@ class EmulatedDriver:
 
     def copy_in(self, target: int, source: NDArray[np.uint8], stream: Stream) -> None:
         # A copy from memory that is not pinned has read it when it returns (CUDA Runtime, API synchronization).
-        held = source if any(np.shares_memory(source, pinned) for pinned in self._pinned) else source.copy()
+        held = (
+            source
+            if any(np.shares_memory(source, pinned) for pinned in self._pinned)
+            else source.copy()
+        )
         place = kernels.memory_at(target, held.shape, np.uint8)
         self.do(lambda: np.copyto(place, held), stream)
 

@@ -52,7 +52,9 @@ def check_types(variant: Variant, kernel: str, arguments: Sequence[np.generic]) 
     assert len(parameters) == len(arguments), (kernel, parameters, arguments)
     for (kind, name), value in zip(parameters, arguments, strict=True):
         expected = np.dtype(np.uint64) if kind.endswith("*") else types[kind]
-        assert np.asarray(value).dtype == expected, f"{kernel}: {name} is {value!r} and must be {expected}"
+        assert np.asarray(value).dtype == expected, (
+            f"{kernel}: {name} is {value!r} and must be {expected}"
+        )
 
 
 def run(variant: Variant, launch: Launch, arguments: Sequence[np.generic]) -> None:
@@ -142,7 +144,10 @@ def _chore(kernel: str, variant: Variant, values: Values) -> None:
 
     def merge_rows() -> None:
         states = [
-            State(np.zeros((1, 1, items, 1), state), *(flat(of + n)[None, None] for n in ("row_max", "row_sum")))
+            State(
+                np.zeros((1, 1, items, 1), state),
+                *(flat(of + n)[None, None] for n in ("row_max", "row_sum")),
+            )
             for of in ("", "other_")
         ]
         merge(*states)
