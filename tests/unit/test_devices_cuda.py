@@ -24,7 +24,6 @@ from ringmpi.mask import Mask
 from ringmpi.softmax import State, state_dtype
 
 from .attending import TALLIES, Backward, Case, attend, cut, striped
-from .gradients import assert_gradients_exact
 
 Array = NDArray[Any]
 

@@ -151,7 +151,7 @@ def test_of_several_processes_of_a_node_one_compiles(tmp_path: Path) -> None:
 class FakeNvrtc:
     """NVRTC's functions as CuPy has them."""
 
-    class NVRTCError(Exception):  # noqa: N818 - CuPy's name
+    class NVRTCError(Exception):
         pass
 
     def __init__(self) -> None:
