@@ -129,7 +129,7 @@ class EmulatedDriver:
         return self.default if handle is None else self._streams[handle]
 
     def copy_in(self, target: int, source: NDArray[np.uint8], stream: Stream) -> None:
-        # A copy from memory that is not pinned has read it when it returns (CUDA Runtime, API synchronization).
+        # A copy from memory that is not pinned has read it when it returns (CUDA Runtime API).
         held = (
             source
             if any(np.shares_memory(source, pinned) for pinned in self._pinned)
@@ -217,7 +217,7 @@ class EmulatedDriver:
         return protects is not self.dropped
 
     def _go_on(self, in_haste: bool = True) -> bool:
-        """Do one thing that may be done now, if there is any; unless in haste, a slow stream may also rest."""
+        """Do one thing that may be done now, if any; a slow stream may rest, unless in haste."""
         with self._lock:
             ready = [stream for stream in self._streams if stream.may_go_on]
             if not ready:

@@ -1,4 +1,4 @@
-"""The ring on an emulated GPU, on which everything runs late: right with all waits, wrong without any one of them."""
+"""The ring on an emulated GPU, on which everything runs late: right with all waits, wrong without one."""
 
 from __future__ import annotations
 

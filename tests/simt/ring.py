@@ -1,4 +1,4 @@
-"""A rank of a ring on emulated GPUs whose kernels are executed thread by thread: prints ``exact``, or what is not."""
+"""A rank of a ring on emulated GPUs whose kernels run thread by thread: prints ``exact``, or fails."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def test_a_library_that_does_not_is_refused_with_the_reason(asked: tuple[Any, ..
     reason = refusal(*asked_of)
 
     assert reason
-    pytest.raises(MissingCapabilityError, chosen_transport, "direct", "cuda", reason).match(told)
+    with pytest.raises(MissingCapabilityError, match=told):
+        chosen_transport("direct", "cuda", reason)
     assert chosen_transport("auto", "cuda", reason) == "staged"
 
 
@@ -111,7 +112,7 @@ def test_a_library_that_does_not_say_is_no_answer() -> None:
 def test_host_memory_is_read_as_it_is() -> None:
     assert chosen_transport("auto", "numpy", "") == "direct"
     assert chosen_transport("direct", "native", "") == "direct"
-    with pytest.raises(ConfigError, match="transport=staged with device=native: .*host memory"):
+    with pytest.raises(ConfigError, match=r"transport=staged with device=native: .*host memory"):
         chosen_transport("staged", "native", "")
     with pytest.raises(ConfigError, match="did you mean 'staged'"):
         chosen_transport("stagd", "cuda", "")

@@ -214,7 +214,7 @@ class TestCallers:
     """Arrays that the caller has on the GPU, written and read by kernels of the caller's."""
 
     def result(self, emulate: Any, seed: int, dropped: Sync | None) -> tuple[Array, Array]:
-        """Let the caller write an array, us double it, and the caller read it; returns it and what is right."""
+        """Let the caller write an array, us double it, and the caller read it; also return what is right."""
         emulate(seed=seed, dropped=dropped)
         device = CudaDevice(Mask(), 0.5)
         driver = driver_of(device)
