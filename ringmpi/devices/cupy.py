@@ -237,7 +237,8 @@ class CupyNvrtc:
     def compile(self, sources: dict[str, str], options: tuple[str, ...]) -> bytes:
         """Compile the kernels."""
         library = _nvrtc()
-        headers = {name: text for name, text in sources.items() if name != nvrtc.SOURCE}
+        # CuPy encodes the source and its name, and takes those of the headers as they are.
+        headers = {n.encode(): t.encode() for n, t in sources.items() if n != nvrtc.SOURCE}
         program = library.createProgram(
             sources[nvrtc.SOURCE], nvrtc.SOURCE, tuple(headers.values()), tuple(headers)
         )
@@ -274,7 +275,7 @@ def _cupy() -> Any:
 
 
 def _nvrtc() -> Any:
-    return import_module("cupy.cuda.nvrtc")
+    return _cupy().cuda.nvrtc
 
 
 @cache

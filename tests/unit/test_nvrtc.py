@@ -165,7 +165,10 @@ class FakeNvrtc:
         return 80, 90
 
     def createProgram(self, source: str, name: str, headers: Any, names: Any) -> int:  # noqa: N802
-        self.made = {"source": source, "name": name, "headers": dict(zip(names, headers, strict=True))}
+        found = {
+            n.decode(): h.decode() for n, h in zip(names, headers, strict=True)
+        }  # str has no decode
+        self.made = {"source": source, "name": name, "headers": found}
         return 7
 
     def compileProgram(self, program: int, options: Any) -> None:  # noqa: N802
