@@ -12,15 +12,14 @@
 // heads, of the batch. q, k, v and dout are Raw; all other tensors have the dtype of the state.
 
 #include "backward.cuh"
+#include "chores.cuh"
 #include "forward.cuh"
 #include "plain.cuh"
 #include "tensor.cuh"
 
 namespace ringmpi {
 
-using Raw = RINGMPI_RAW;
 using Index = RINGMPI_INDEX;
-using State = StateOf<Raw>::type;
 
 using ForwardKernel = Forward<RINGMPI_UNIT<Raw, Index, RINGMPI_HEAD_SIZE, RINGMPI_FORWARD_COLUMNS, 1>>;
 template <int OPERANDS> using BackwardUnit = RINGMPI_UNIT<Raw, Index, RINGMPI_HEAD_SIZE, RINGMPI_BACKWARD_COLUMNS, OPERANDS>;

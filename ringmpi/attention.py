@@ -16,20 +16,30 @@ from ringmpi.agreed import agreed_device
 from ringmpi.comm.clocks import clock_offsets
 from ringmpi.comm.exchange import Exchange
 from ringmpi.comm.link import network_of, nodes_of
-from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, check_timeout
+from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
 from ringmpi.comm.progress import thread_refusal
 from ringmpi.comm.team import Team, duplicate
+from ringmpi.comm.transport import Transport, transport_of
 from ringmpi.comm.watch import Watch
 from ringmpi.devices import (
     MAX_HEAD_DIM,
     Device,
+    Gpu,
     check_device,
     check_matrix_unit,
     check_pace,
     make_device,
     slowness,
 )
-from ringmpi.errors import ConfigError, RingMPIError, ShapeError, check_choice
+from ringmpi.devices.base import Sizes
+from ringmpi.devices.region import callers_array, is_on_device
+from ringmpi.errors import (
+    ConfigError,
+    MissingCapabilityError,
+    RingMPIError,
+    ShapeError,
+    check_choice,
+)
 from ringmpi.layout import Layout
 from ringmpi.mask import Mask
 from ringmpi.schedule import METHODS, Pass, Shards, Step, check_heads, inner_ranks
@@ -52,6 +62,7 @@ class _Engine:
     shape: Shape
     device: Device
     exchange: Exchange
+    transport: Transport
 
 
 class RingAttention:
@@ -85,9 +96,10 @@ class RingAttention:
         Ranks of an inner group of ``hybrid`` (its ulysses degree) and ``double-ring``; those of a node
         by default.
     device : str
-        ``native``, ``numpy``, or ``auto``: the native one if every rank can have it. It is compiled
-        before MPI is initialised, by `ringmpi.prepare`, or once by ``ringmpi doctor``. ``paced``: takes the
-        time of a device of so many `flops` and computes nothing, so that all results are zeros.
+        ``cuda``, ``native``, ``numpy``, or ``auto``: the first of these that every rank can have. The native
+        one is compiled before MPI is initialised, by `ringmpi.prepare`, or once by ``ringmpi doctor``.
+        ``paced``: takes the time of a device of so many `flops` and computes nothing, so that all results
+        are zeros.
     threads : int
         Of the native device on this rank.
     matrix_unit : str
@@ -99,6 +111,10 @@ class RingAttention:
     progress : str
         Who calls MPI while the device computes, so that transfers go on. ``poll``: it is called between
         tiles; ``thread``: a helper thread does, which needs ``MPI_THREAD_MULTIPLE``; ``wait``: nobody.
+    transport : str
+        How blocks get from GPU memory to MPI. ``direct``: MPI reads it, which is refused where the library
+        does not say that it can; ``staged``: in pieces through pinned host memory; ``auto``: the former
+        where it can be had.
     timeout : float
         Seconds without progress of any transfer after which it is given up.
     chunk_limit : int
@@ -126,6 +142,10 @@ class RingAttention:
     ----------
     device : str
         What computes, on all ranks.
+    transport : str
+        How blocks get to MPI, on all ranks.
+    gpu : Gpu or None
+        Which one this rank computes on.
     layout, query_layout : Layout
         Of k and v, and of q.
     inner : int
@@ -158,6 +178,7 @@ class RingAttention:
         flops: float | None = None,
         slow: str | None = None,
         progress: str = "poll",
+        transport: str = "auto",
         timeout: float = 60.0,
         chunk_limit: int = CHUNK_LIMIT,
         check_transfers: bool = False,
@@ -167,6 +188,7 @@ class RingAttention:
     ) -> None:
         check_choice("method", method, METHODS)
         check_choice("progress", progress, PROGRESS)
+        check_choice("transport", transport, TRANSPORTS)
         check_timeout(timeout)
         check_device(device, threads, matrix_unit)
         check_pace(device, flops, slow)
@@ -202,18 +224,19 @@ class RingAttention:
         }
         given = (
             (self.layout, self.query_layout, self.mask, softmax_scale, method, inner),
-            (chunk_limit, check_transfers, network, device, matrix_unit, flops, slow),
+            (chunk_limit, check_transfers, network, device, matrix_unit, flops, slow, transport),
         )
         nodes = nodes_of(network, comm.size, self._team.hosts)
         try:
             self._refuse_difference("parameters", repr(given))
             self._team.agree(thread_refusal(progress))
             self.inner = inner_ranks(method, comm.size, inner, nodes)
-            agreed = agreed_device(self._team, device, threads, matrix_unit)
+            agreed = agreed_device(self._team, device, threads, matrix_unit, transport)
         except RingMPIError:
             self.close()
             raise
-        self.device = agreed.device
+        self.device, self.transport, self.gpu = agreed.device, agreed.transport, agreed.gpu
+        self._device_options["gpu"] = agreed.gpu
         if agreed.reason and comm.rank == 0:
             warnings.warn(f"device=auto: is {self.device}, since {agreed.reason}", stacklevel=2)
         self._exchange_options: dict[str, Any] = {
@@ -236,7 +259,9 @@ class RingAttention:
         Parameters
         ----------
         q : ndarray, shape (batch, num_heads, query shard_len, head_dim)
-            float64, float32, float16 or bfloat16; any strides and byte order. Token ``i`` is the one
+            float64, float32, float16 or bfloat16; any strides and byte order. With ``device="cuda"`` also
+            CuPy's, or of anything else with the CUDA Array Interface, on the GPU of this rank; results
+            are CuPy's then. Token ``i`` is the one
             at ``query_layout.positions(rank)[i]``.
         k, v : ndarray, shape (batch, num_kv_heads, shard_len, head_dim)
             `num_kv_heads` divides `num_heads`; token ``i`` is at ``layout.positions(rank)[i]``. None
@@ -259,10 +284,14 @@ class RingAttention:
         StalledRingError, TransportError
             On the rank that notices.
         """
-        q, k, v = (np.asarray(array) for array in (q, k, v))
+        q, k, v = map(_taken, (q, k, v))
         engine = self._admit(q, k, v)
-        done = self._pass(engine, Pass.FORWARD, {"q": q, "k": k, "v": v})
-        return done.own("out"), done.own("lse")
+        place, give = engine.device.place, engine.device.give
+        own = {
+            name: place(array, engine.shape.dtype) for name, array in zip("qkv", (q, k, v), strict=True)
+        }
+        done = self._pass(engine, Pass.FORWARD, own)
+        return give(done.own("out"), q), give(done.own("lse"), q)
 
     def backward(
         self, dout: Array, q: Array, k: Array, v: Array, out: Array, lse: Array
@@ -289,14 +318,18 @@ class RingAttention:
         StalledRingError, TransportError
             On the rank that notices.
         """
-        dout, q, k, v, out, lse = (np.asarray(array) for array in (dout, q, k, v, out, lse))
-        engine = self._admit(q, k, v, _misfit(q, dout, out, lse))
-        dtype = engine.shape.dtype
-        own = {"q": q, "k": k, "v": v, "dout": np.ascontiguousarray(dout, dtype)}
-        own["lse"] = np.ascontiguousarray(lse, state_dtype(dtype))
-        own["delta"] = engine.device.delta(own["dout"], out)
+        dout, q, k, v, out, lse = map(_taken, (dout, q, k, v, out, lse))
+        misplaced = _misplaced((dout, out, lse), self.device, self.gpu)
+        engine = self._admit(q, k, v, _misfit(q, dout, out, lse) or misplaced)
+        device, dtype = engine.device, engine.shape.dtype
+        given = {"q": q, "k": k, "v": v, "dout": dout}
+        own = {name: device.place(array, dtype) for name, array in given.items()}
+        own["lse"] = device.place(lse, state_dtype(dtype))
+        own["delta"] = device.delta(own["dout"], device.place(out, dtype))
         done = self._pass(engine, Pass.BACKWARD, own)
-        dq, dk, dv = (done.own(name).astype(dtype, copy=False) for name in ("dq", "dk", "dv"))
+        dq, dk, dv = (
+            device.give(device.rounded(done.own(name), dtype), q) for name in ("dq", "dk", "dv")
+        )
         return dq, dk, dv
 
     def transfers_alone(self, direction: Pass | None = None) -> Trace:
@@ -340,6 +373,11 @@ class RingAttention:
             raise ConfigError("held_nbytes: shapes are not known yet; call forward or backward first")
         return sum(self._slot_nbytes(self._engine, direction).values())
 
+    @property
+    def staged_nbytes(self) -> int:
+        """Pinned host memory that blocks travel through. Local."""
+        return 0 if self._engine is None else self._engine.transport.staged_nbytes
+
     def close(self) -> None:
         """Give the communicators back to MPI."""
         for comm in (self._comm, self._notes):
@@ -362,8 +400,6 @@ class RingAttention:
 
     def _pass(self, engine: _Engine, direction: Pass, own: dict[str, Array]) -> Workspace:
         """Execute the schedule of a pass over tensors of this rank, and return what holds the results."""
-        for name in ("q", "k", "v"):
-            own[name] = np.ascontiguousarray(own[name], engine.shape.dtype)
         work = Workspace(engine.shape, self._shards, engine.device, engine.exchange.slot, own)
         engine.exchange.begin(self._slot_nbytes(engine, direction))
         self._last = direction
@@ -375,7 +411,7 @@ class RingAttention:
 
     def _admit(self, q: Array, k: Array, v: Array, misfit: RingMPIError | None = None) -> _Engine:
         """Refuse shards that do not fit, and make device and exchange for a new shape."""
-        shape, error = None, misfit
+        shape, error = None, misfit or _misplaced((q, k, v), self.device, self.gpu)
         lens = (layout.shard_len(self._shards.rank) for layout in (self.query_layout, self.layout))
         try:
             shape = _common_shape(q, k, v, *lens)
@@ -388,21 +424,39 @@ class RingAttention:
         check_scale(self._softmax_scale, shape.dtype)
         check_matrix_unit(self._device_options["matrix_unit"], shape.dtype.name)
         if self._engine is None or self._engine.shape != shape:
-            self._engine = self._make_engine(shape)
+            error = None
+            try:
+                self._engine = self._make_engine(shape)
+            except MissingCapabilityError as lacking:  # Such as a compiler that refuses this GPU.
+                error = lacking
+            self._team.agree(error)
+        assert self._engine is not None  # Or there was an error, of some rank.
         return self._engine
 
     def _make_engine(self, shape: Shape) -> _Engine:
         scale = shape.head_dim**-0.5 if self._softmax_scale is None else self._softmax_scale
         device = make_device(self.device, self.mask, scale, **self._device_options)
+        heads = (shape.batch, shape.num_heads, shape.num_kv_heads)
+        # Some methods attend to more than shards; that may take wider indices.
+        spans = (
+            (self.query_layout.shard_len(0), self.layout.shard_len(0)),
+            (
+                self.query_layout.seq_len,
+                self.layout.seq_len,
+            ),
+        )
+        device.prepare((Sizes(*heads, *span, shape.head_dim) for span in spans), shape.dtype)
+        transport = transport_of(self.transport, device)
         exchange = Exchange(
             self._comm,
             lambda part: shape.nbytes(part, self._shards),
             device.allocate,
             self._watch,
             self._notes,
+            transport=transport,
             **self._exchange_options,
         )
-        return _Engine(shape, device, exchange)
+        return _Engine(shape, device, exchange, transport)
 
     def _slot_nbytes(self, engine: _Engine, direction: Pass) -> dict[int, int]:
         """Return the bytes that each slot must have in a pass: those of the largest part in it."""
@@ -458,6 +512,8 @@ def execute(schedule: Sequence[Step], exchange: Exchange, work: Workspace | None
         trace.count(bytes_sent=exchange.bytes_sent, messages=exchange.messages, hops=exchange.hops)
         if work is not None:
             work.do(step.after)
+            if number == len(schedule) - 1:
+                work.settle()  # Or the pass would seem to end before its results are there.
         trace.mark("step_end")
 
 
@@ -484,6 +540,11 @@ def ring_attention(q: Array, k: Array, v: Array, comm: MPI.Comm, **options: Any)
     num_queries, seq_len = map(sum, zip(*comm.allgather(mine), strict=True))
     with RingAttention(comm, seq_len=seq_len, query_len=num_queries, **options) as attention:
         return attention.forward(q, k, v)
+
+
+def _taken(array: Any) -> Any:
+    """Return what a caller gave as an array, wherever it lies."""
+    return callers_array(array) if is_on_device(array) else np.asarray(array)
 
 
 def _whole(number: Any) -> int:
@@ -521,6 +582,24 @@ def _common_shape(q: Array, k: Array, v: Array, queries: int, tokens: int) -> Sh
         raise ShapeError(f"head_dim={head_dim}: must be from 1 to {MAX_HEAD_DIM}")
     native = q.dtype if q.dtype.isnative else q.dtype.newbyteorder("=")
     return Shape(batch, heads, kv_heads, head_dim, native)
+
+
+def _misplaced(arrays: Sequence[Any], device: str, gpu: Gpu | None) -> ShapeError | None:
+    """Return why arrays are not where this rank computes, or None."""
+    for array in arrays:
+        if not is_on_device(array):
+            continue
+        if gpu is None:
+            return ShapeError(
+                f"an array lies in GPU memory, and device={device} computes in host memory; use "
+                f"device='cuda', or bring it here, as cupy.asnumpy does"
+            )
+        if array.device not in (-1, gpu.index):
+            return ShapeError(
+                f"an array lies on GPU {array.device}, and this rank computes on GPU {gpu.index}; copy it "
+                f"there, or make it in `with cupy.cuda.Device({gpu.index})`"
+            )
+    return None
 
 
 def _misfit(q: Array, dout: Array, out: Array, lse: Array) -> ShapeError | None:

@@ -39,6 +39,7 @@ from ringmpi.devices import (
     make_device,
     slowness,
 )
+from ringmpi.devices.base import Sizes
 from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import OK, ConfigError
 from ringmpi.mask import Mask
@@ -56,7 +57,7 @@ from ringmpi.provenance import command_line, processor
 from ringmpi.report.console import speak
 from ringmpi.report.tables import described
 from ringmpi.schedule import Pass
-from ringmpi.softmax import State, state_dtype
+from ringmpi.softmax import IDENTITY, State, state_dtype
 from ringmpi.store import unwritable
 
 Array = NDArray[Any]
@@ -182,7 +183,12 @@ class Measuring:
         """Measure everything."""
         first, team = self._experiments[0], self._team
         facts = device_facts(
-            self._agreed.device, first.threads, first.matrix_unit, first.dtype, self._flops or 0.0
+            self._agreed.device,
+            first.threads,
+            first.matrix_unit,
+            first.dtype,
+            self._flops or 0.0,
+            self._agreed.gpu,
         )
         what = described(facts, self._agreed.reason)
         self.say(f"# ringmpi calibrate: {team.size} rank(s), {self._job.library}")
@@ -361,6 +367,7 @@ class Measuring:
             experiment.threads,
             experiment.matrix_unit,
             self._flops,
+            self._agreed.gpu,
         )
 
 
@@ -382,15 +389,19 @@ class Bench:
         tall = (experiment.batch, experiment.kv_heads, tokens, experiment.head_dim)
         dtype = numpy_dtype(experiment.dtype)
         q, k, v, dout = (rng.standard_normal(shape).astype(dtype) for shape in (wide, tall, tall, wide))
+        state = state_dtype(dtype)
         positions = np.arange(tokens)
         self._device = device
+        heads = (experiment.batch, experiment.heads, experiment.kv_heads)
+        device.prepare([Sizes(*heads, tokens, tokens, experiment.head_dim)], dtype)
+        q, k, v, dout = (device.place(array, dtype) for array in (q, k, v, dout))
         self._queries, self._block = Queries(q, positions), Block(k, v, positions)
-        self._state = State.identity(wide, state_dtype(dtype))
-        summed = [np.zeros(shape, state_dtype(dtype)) for shape in (wide, tall, tall)]
-        self._gradients = Gradients(*summed)
+        shapes = {"acc": wide, "row_max": wide[:-1], "row_sum": wide[:-1]}
+        self._state = State(**{n: device.full(s, IDENTITY[n], state) for n, s in shapes.items()})
+        self._gradients = Gradients(*(device.full(shape, 0.0, state) for shape in (wide, tall, tall)))
         # Any rows do, as long as no exponential overflows: the largest score is below the sum of all.
-        rows = np.full(wide[:-1], np.log(tokens) + experiment.head_dim, state_dtype(dtype))
-        self._outcome = Outcome(dout, rows, np.zeros_like(rows))
+        rows = np.full(wide[:-1], np.log(tokens) + experiment.head_dim, state)
+        self._outcome = Outcome(dout, device.place(rows, state), device.full(rows.shape, 0.0, state))
 
     def work(self, direction: Pass) -> Work:
         """Start to attend."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ringmpi.comm.link import network_of
-from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout
+from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS, TRANSPORTS, check_timeout, chosen_transport
 from ringmpi.devices import (
+    CUDA,
     DEVICES,
     MATRIX_UNIT,
     MAX_HEAD_DIM,
@@ -194,6 +195,8 @@ class Experiment:
         check_device(self.device, self.threads, self.matrix_unit)
         check_matrix_unit(self.matrix_unit, self.dtype)
         check_pace(self.device, self.flops, self.slow)
+        if self.device not in ("auto", CUDA):
+            chosen_transport(self.transport, self.device, "")
         _check_computes(self)
         Mask(self.causal, self.window, self.documents)
         network_of(self.link, self.link_map)

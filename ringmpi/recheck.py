@@ -43,8 +43,8 @@ def verify_file(path: str, how: str, progress: Callable[[int, int], None]) -> li
         if not result.experiment.computes:
             raise StoreError(f"{path}: device=paced computes nothing, so it has no outputs to verify")
         experiment = replace(result.experiment, verify=how)
+        result.check_values()  # Of the inputs too, which may be in the shards.
         result.check_outputs(OUTPUTS if experiment.backward else OUTPUTS[:2])
-        result.check_values()  # The inputs may be in the shards too.
         problem = _problem(result, experiment)
         digests = result.facts("inputs")
         for name in tensors_of(experiment):

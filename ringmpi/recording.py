@@ -89,9 +89,12 @@ RANK_COLUMNS = {
     "local_rank": ("1", "rank among those of its node"),
     "device": ("", "what computed"),
     "instruction_set": ("", "of the native device"),
+    "gpu": ("", "the GPU's name and architecture"),
+    "gpu_identity": ("", "its UUID, the same for all ranks that share it"),
+    "gpu_sharing": ("1", "ranks that compute on it; 0 without one"),
     "matrix_unit": ("", "whether the native device used it"),
     "paced_flops": ("1/s", "FLOP/s of a paced rank, which computes nothing; 0 with another device"),
-    "compile_s": ("s", "compiling the native device, or waiting for it; in no other quantity"),
+    "compile_s": ("s", "compiling the device's code, or waiting for it; in no other quantity"),
     "threads": ("1", "of the native device; with another one those that BLAS may use, 0 if unknown"),
     "affinity": ("", "cores it may run on"),
     "cpu_quota": ("1", "cores' worth of time that its control group has; 0 for no limit"),
@@ -99,6 +102,7 @@ RANK_COLUMNS = {
     "query_shard_len": ("token", "queries owned"),
     "held_forward_nbytes": ("B", "buffers of the forward pass, beside the rank's own tensors"),
     "held_backward_nbytes": ("B", "buffers of the backward pass, beside the rank's own tensors"),
+    "staged_nbytes": ("B", "pinned host memory that blocks of a GPU travel through"),
     "peak_nbytes": ("B", "largest resident size"),
 }
 

@@ -63,7 +63,12 @@ COUNTS = {
     "tiles_skipped": Quantity("1", "tiles left out because no pair in them is allowed"),
 }
 
-QUANTITIES = MOMENTS | AWAITED | COSTS | COUNTS
+#: What a device with a clock of its own says of the same compute as `launched` and `compute_done` do.
+DEVICE_TIMES = {
+    "device_time": Quantity("s", "attending, between events of the GPU; 0 on devices without"),
+}
+
+QUANTITIES = MOMENTS | AWAITED | COSTS | DEVICE_TIMES | COUNTS
 
 #: A record a step. Counts are float64 too: exact up to 2**53, and NaN where nothing was recorded.
 RECORD = np.dtype([(name, np.float64) for name in QUANTITIES])
@@ -79,9 +84,10 @@ class Tally:
     tiles: int = 0
     tiles_unmasked: int = 0
     tiles_skipped: int = 0
+    device_time: float = 0.0
 
-    def counts(self) -> dict[str, int]:
-        """Return the counts by the name of their column."""
+    def counts(self) -> dict[str, float]:
+        """Return what adds up over the attends of a step, by the name of its column."""
         return vars(self).copy()
 
 
@@ -121,7 +127,7 @@ class Trace:
         for name, value in values.items():
             self.records[name][self._step] = value
 
-    def count(self, **counts: int) -> None:
+    def count(self, **counts: float) -> None:
         """Add to the counts of the step."""
         for name, number in counts.items():
             self.records[name][self._step] += number

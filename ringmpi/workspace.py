@@ -68,15 +68,19 @@ class Workspace:
             match chore:
                 case Clear(held):
                     for name, array in self._tensors(held).items():
-                        array[...] = IDENTITY.get(name, 0)
+                        self._device.fill(array, IDENTITY.get(name, 0.0))
                 case Copy(source, into):
                     found, target = self._tensors(source), self._tensors(into)
                     for name, array in target.items():
-                        array[...] = found[name]
+                        self._device.copy(found[name], array)
                 case Merge(source, into):
                     self._merge(self._tensors(source), self._tensors(into), into.part.payload)
                 case Finish(state, into):
                     self._finish(state, into)
+
+    def settle(self) -> None:
+        """Wait until all that was done is done on the device too."""
+        self._device.settle()
 
     def works(self, attends: Iterable[Attend]) -> Iterator[Work]:
         """Yield the work of attends, each begun when it is asked for."""
@@ -112,7 +116,8 @@ class Workspace:
             self._own |= {"out": out, "lse": lse}
             return
         target = self._tensors(into)
-        target["out"][...], target["lse"][...] = out, lse
+        self._device.copy(out, target["out"])
+        self._device.copy(lse, target["lse"])
 
     def _positions(self, part: Part) -> NDArray[np.int64]:
         layout = self._shards.keys if part.payload in OF_KEYS else self._shards.queries
@@ -134,11 +139,5 @@ class Workspace:
         tokens = len(self._shards.tokens(whole))
         for name, shape, dtype in self._shape.tensors(whole, tokens):
             if name not in self._own:
-                self._own[name] = _identity(name, shape, dtype)
+                self._own[name] = self._device.full(shape, IDENTITY.get(name, 0.0), dtype)
         return {tensor.name: self._own[tensor.name] for tensor in TENSORS_OF[part.payload]}
-
-
-def _identity(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    value = IDENTITY.get(name, 0)
-    # Zeros need no memory before somebody writes to them, and a paced device never does.
-    return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)

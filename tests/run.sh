@@ -66,7 +66,7 @@ echo
 echo "### summary ($ringmpi_mpi)"
 printf 'passed:  %s\n' "${ran[@]:-nothing}"
 printf 'skipped: %s\n' "${skipped[@]:-nothing}"
-echo "not run: the GPU's kernels on a GPU, since there is no GPU device yet; simt runs them on the CPU"
+echo "not run: the GPU device on a GPU; simt runs its kernels on the CPU, and mpi its rings on an emulated GPU"
 for other in $others; do
     echo "not run: the same tests with $other; RINGMPI_MPI=$other bash tests/run.sh"
 done

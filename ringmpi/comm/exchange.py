@@ -9,7 +9,7 @@ transfer, on a communicator of its own: when its sender posted it, so that a sta
 from __future__ import annotations
 
 import math
-import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ringmpi.comm.link import Network, Traffic, Waiting
 from ringmpi.comm.policy import CHUNK_LIMIT, PROGRESS
 from ringmpi.comm.progress import Helper
+from ringmpi.comm.transport import HostTransport, Piece, Transport
 from ringmpi.comm.watch import Watch
 from ringmpi.errors import TransportError, check_choice
 from ringmpi.schedule.steps import RESULTS, Direction, Part, Transfer
@@ -41,7 +42,9 @@ NOTE = np.dtype(
 
 @dataclass(eq=False)
 class _Flight:
-    """A transfer under way, in `open` messages; posted in step `step`, due at the end of step `due`.
+    """A transfer under way; posted in step `step`, due at the end of step `due`.
+
+    `open` of its messages are not where they belong.
 
     It has arrived at the moment `arrival`, if the rank has waited for `waiting` seconds of the pass by then;
     it had waited for `waited` when the transfer was posted.
@@ -87,6 +90,8 @@ class Exchange:
         Emulated between the ranks.
     offsets : sequence of float
         Seconds by which each rank's clock is ahead of rank 0's; needed where a network is emulated.
+    transport : Transport, optional
+        From what `allocate` returns to MPI; that of host memory by default.
 
     Raises
     ------
@@ -115,6 +120,7 @@ class Exchange:
         check_transfers: bool = False,
         network: Network | None = None,
         offsets: Sequence[float] = (),
+        transport: Transport | None = None,
     ) -> None:
         check_choice("progress", progress, PROGRESS)
         self._comm = comm
@@ -127,13 +133,18 @@ class Exchange:
         self._check_transfers = check_transfers
         self._network = network
         self._offsets = offsets
+        self._transport: Transport = transport or HostTransport()
         self._slots: dict[int, Bytes] = {}
         # A helper thread tests what is under way while the main thread computes, which then at most asks what
         # it waits for. The lock keeps the two lists, and what is in them, from changing meanwhile. In `start`
         # and `finish` the helper pauses.
         self._lock = Lock()
         self._helper: Helper | None = None
-        self._pending: list[tuple[MPI.Request, _Flight]] = []
+        self._pending: list[tuple[MPI.Request, _Flight, Piece | None]] = []
+        # Pieces that MPI may not read yet, in the order in which they must be sent; and those that MPI has
+        # written and that are not home.
+        self._leaving: deque[tuple[Piece, _Flight]] = deque()
+        self._landing: list[tuple[Piece, _Flight]] = []
         self._flights: list[_Flight] = []
         self._waits_since = math.inf
         self.begin({})
@@ -147,6 +158,7 @@ class Exchange:
         for slot, nbytes in slots.items():
             if slot not in self._slots or self._slots[slot].nbytes < nbytes:
                 self._slots[slot] = self._allocate(nbytes)
+        self._transport.begin(self._slots)
         self._step = 0
         self._owners_sums: dict[int, tuple[Part, int]] = {}
         self._traffic = None if self._network is None else Traffic(self._network, self._comm.rank)
@@ -171,6 +183,7 @@ class Exchange:
         self._polling = 0.0
         if self._traffic is not None:
             self._traffic.begin_step()
+        self._transport.start_step()
         # Sends first. Where two ranks swap large parts over one stream of bytes, such as TCP, a part must be
         # announced before the other rank's is asked for: the peer, once asked, sends all of it, and its own
         # request for ours would come after that.
@@ -251,24 +264,43 @@ class Exchange:
     def _post(self, flight: _Flight) -> None:
         transfer = flight.transfer
         data = self.slot(transfer.part, transfer.slot)
-        tag = self._step % TAGS
         if flight.sends:
             self._write_note(flight, data)
-        requests = []
-        for start in range(0, len(data), self._chunk_limit):
-            chunk = data[start : start + self._chunk_limit]
-            if flight.sends:
-                requests.append(self._comm.Isend([chunk, MPI.BYTE], dest=transfer.peer, tag=tag))
-                self.bytes_sent += chunk.nbytes
+            for piece in self._transport.leaving(transfer.slot, data, self._chunk_limit):
+                self._leaving.append((piece, flight))
+                flight.open += 1
+                self.bytes_sent += piece.nbytes
                 self.messages += 1
-            else:
-                requests.append(self._comm.Irecv([chunk, MPI.BYTE], source=transfer.peer, tag=tag))
+            self._send_what_may_leave()
+        else:
+            for piece in self._transport.arriving(transfer.slot, data, self._chunk_limit):
+                self._call(self._comm.Irecv, piece.buffer, flight, piece)
+                flight.open += 1
         self.hops += flight.sends
-        note = [flight.note.view(np.uint8), MPI.BYTE]
-        post = self._notes.Isend if flight.sends else self._notes.Irecv
-        requests.append(post(note, transfer.peer, tag))
-        flight.open = len(requests)
-        self._pending += [(request, flight) for request in requests]
+        self._call(
+            self._notes.Isend if flight.sends else self._notes.Irecv, flight.note.view(np.uint8), flight
+        )
+        flight.open += 1
+
+    def _call(
+        self,
+        post: Callable[..., MPI.Request],
+        buffer: object,
+        flight: _Flight,
+        piece: Piece | None = None,
+    ) -> None:
+        """Hand a buffer over to MPI."""
+        request = post([buffer, MPI.BYTE], flight.transfer.peer, tag=flight.step % TAGS)
+        self._pending.append((request, flight, piece))
+
+    def _send_what_may_leave(self) -> bool:
+        """Send the pieces that MPI may read, in their order; True if there were any."""
+        sent = False
+        while self._leaving and self._leaving[0][0].may_leave():
+            piece, flight = self._leaving.popleft()
+            self._call(self._comm.Isend, piece.buffer, flight)
+            sent = True
+        return sent
 
     def _write_note(self, flight: _Flight, data: Bytes) -> None:
         """Say when the part was posted and has arrived, and what its checksum is."""
@@ -281,23 +313,38 @@ class Exchange:
         if self._check_transfers:
             part, known = self._owners_sums.get(transfer.slot, (None, 0))
             if part != transfer.part or transfer.part.payload in RESULTS:
-                known = zlib.crc32(data.data)
+                known = self._transport.checksum(data)
             flight.note["checksum"] = known
 
     def _test(self) -> bool:
         """Take note of messages that are done; True if there were any."""
-        requests = [request for request, _ in self._pending]
+        moved = self._send_what_may_leave()
+        requests = [request for request, _, _ in self._pending]
         done = MPI.Request.Testsome(requests) if requests else None
-        seen = now()
+        for index in sorted(done or ()):  # In order, so that they go home in order.
+            _, flight, piece = self._pending[index]
+            if piece is None:
+                self._close_one(flight)
+            else:
+                piece.land()
+                self._landing.append((piece, flight))
         for index in sorted(done or (), reverse=True):
-            _, flight = self._pending.pop(index)
-            flight.open -= 1
-            if not flight.open:
-                self._read_note(flight)
+            self._pending.pop(index)
+        home = [landing for landing in self._landing if landing[0].is_home()]
+        for landing in home:
+            self._landing.remove(landing)
+            self._close_one(landing[1])
+        seen = now()
         for flight in self._flights:
             if not flight.open and math.isnan(flight.done_at) and self._arrival(flight) <= seen:
                 flight.done_at = seen
-        return bool(done)
+        return bool(done or moved or home)
+
+    def _close_one(self, flight: _Flight) -> None:
+        """Take note that a message of a transfer is where it belongs."""
+        flight.open -= 1
+        if not flight.open:
+            self._read_note(flight)
 
     def _move(self) -> bool:
         """Test beside the compute, in the helper thread; True while there is more to come."""
@@ -330,7 +377,8 @@ class Exchange:
     def _waiting_for(self) -> str:
         words = {Direction.SEND: "to reach", Direction.RECEIVE: "from"}
         with self._lock:
-            open_transfers = {flight.transfer: None for _, flight in self._pending}
+            under_way = (f for f in self._flights if f.open)
+            open_transfers = {flight.transfer: None for flight in under_way}
         waits = [
             f"{transfer.part} {words[transfer.direction]} rank {transfer.peer}"
             for transfer in sorted(open_transfers, key=lambda t: t.direction is Direction.SEND)
@@ -341,7 +389,7 @@ class Exchange:
         transfer = flight.transfer
         if flight.sends:
             return
-        found = zlib.crc32(self.slot(transfer.part, transfer.slot).data)
+        found = self._transport.checksum(self.slot(transfer.part, transfer.slot))
         told = int(flight.note["checksum"][0])
         if found != told:
             raise TransportError(

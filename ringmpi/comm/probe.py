@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -44,22 +43,6 @@ def thread_level(mpi: Any) -> str:
     return levels[mpi.Query_thread()]
 
 
-def takes_device_pointers() -> bool:
-    """Return whether the loaded MPI library says that it reads GPU memory. Local.
-
-    Asked by the function that Open MPI and MPICH have for it; a library without it does not say so. MPI
-    must be initialised: MPICH ends the process otherwise. So nothing is asked where a second library is
-    loaded, such as one that h5py was built for.
-    """
-    if len(mpi_libraries()) > 1:
-        return False
-    for path in loaded_libraries():
-        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
-        if query is not None:
-            return bool(query())
-    return False
-
-
 def mpi_libraries(maps: str | None = None) -> list[str]:
     r"""Return the files of all MPI libraries that this process has loaded; two do not mix. Local.
 
@@ -71,16 +54,24 @@ def mpi_libraries(maps: str | None = None) -> list[str]:
     >>> mpi_libraries("0-1 r-xp 0 00:00 1 /lib/libmpi.so.40\n1-2 r-xp 0 00:00 1 /a b/libmpi_cxx.so.40")
     ['/lib/libmpi.so.40']
     """
-    return [file for file in _mapped(maps) if _LIBRARY.fullmatch(Path(file).name)]
+    files = loaded_files() if maps is None else _files_in(maps)
+    return [file for file in files if _LIBRARY.fullmatch(Path(file).name)]
+
+
+def is_mpi(path: str) -> bool:
+    """Return whether a file looks like a part of an MPI library. Local."""
+    return Path(path).name.startswith("libmpi")
+
+
+def loaded_files(maps: Path = Path("/proc/self/maps")) -> list[str]:
+    """Return the files that are mapped into this process. Local."""
+    return _files_in(maps.read_text(encoding="utf-8", errors="replace"))
 
 
 def loaded_libraries() -> list[str]:
-    """Return the files that are mapped into this process and look like a part of an MPI library. Local."""
-    return [file for file in _mapped() if Path(file).name.startswith("libmpi")]
+    """Return those that look like a part of an MPI library. Local."""
+    return [file for file in loaded_files() if is_mpi(file)]
 
 
-def _mapped(maps: str | None = None) -> list[str]:
-    """Return the files that are mapped into this process. Local."""
-    if maps is None:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+def _files_in(maps: str) -> list[str]:
     return sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line})

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ringmpi.devices import cuda
 from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome, Queries, Work
 from ringmpi.devices.build import passed_over
+from ringmpi.devices.cuda import CUDA, CudaDevice, gpu_for
 from ringmpi.devices.native import (
     MATRIX_UNIT,
     MATRIX_UNIT_DTYPES,
@@ -19,28 +21,36 @@ from ringmpi.devices.native import (
 )
 from ringmpi.devices.numpy import NumpyDevice
 from ringmpi.devices.paced import PACED, PacedDevice, check_pace, slowness
+from ringmpi.devices.placement import Gpu
 from ringmpi.errors import ConfigError, MissingCapabilityError, check_choice
 from ringmpi.mask import Mask
 
 DEVICES: dict[str, Callable[..., Device]] = {
     "numpy": NumpyDevice,
     "native": NativeDevice,
+    CUDA: CudaDevice,
     PACED: PacedDevice,
 }
 
 #: What `auto` takes, the first one that this machine offers: one that computes.
-PREFERENCE = ("native", "numpy")
+PREFERENCE = (CUDA, "native", "numpy")
+
+#: Devices of which `auto` does not tell that they are missing, unless this machine has what they compute on.
+UNEXPECTED = (CUDA,)
 
 #: More threads than any node of today has cores; the C++ counts them in 32 bits.
 MAX_THREADS = 4096
 
 __all__ = [
+    "CUDA",
     "DEVICES",
     "MATRIX_UNIT",
     "MAX_HEAD_DIM",
     "PACED",
     "Block",
+    "CudaDevice",
     "Device",
+    "Gpu",
     "Gradients",
     "NativeDevice",
     "NumpyDevice",
@@ -48,13 +58,16 @@ __all__ = [
     "PacedDevice",
     "Queries",
     "Work",
+    "candidates",
     "check_device",
     "check_matrix_unit",
     "check_offered",
     "check_pace",
     "chosen_device",
-    "compile_seconds",
+    "cuda_facts",
     "device_facts",
+    "gpu_for",
+    "is_expected",
     "make_device",
     "native_facts",
     "prepare",
@@ -75,7 +88,7 @@ def check_device(name: str, threads: int, matrix_unit: str) -> None:
     check_choice("matrix_unit", matrix_unit, MATRIX_UNIT)
     if not 1 <= threads <= MAX_THREADS:
         raise ConfigError(f"threads={threads}: must be from 1 to {MAX_THREADS}")
-    beyond = _beyond_numpy(threads, matrix_unit) if name in ("numpy", PACED) else ""
+    beyond = _beyond_numpy(threads, matrix_unit) if name in ("numpy", CUDA, PACED) else ""
     if beyond:
         raise ConfigError(f"{beyond}; use --device native")
 
@@ -96,7 +109,21 @@ def check_matrix_unit(matrix_unit: str, dtype: str) -> None:
 
 def why_missing(name: str) -> str | None:
     """Return why this machine does not offer a device, or None. Local; starts no process."""
+    if name == CUDA:
+        missing: str | None = cuda.platform().why_missing()
+        return missing
     return is_missing() if name == "native" else None
+
+
+def is_expected(name: str) -> bool:
+    """Return whether this machine looks as if it offered a device, so that its lack is news. Local."""
+    return name not in UNEXPECTED or cuda.platform().gpus_of_driver() > 0
+
+
+def candidates(threads: int, matrix_unit: str) -> tuple[str, ...]:
+    """Return what ``auto`` may become, best first: a GPU has neither threads nor a matrix unit. Local."""
+    only_native = bool(_beyond_numpy(threads, matrix_unit))
+    return tuple(name for name in PREFERENCE if not (only_native and name == CUDA))
 
 
 def check_offered(name: str, threads: int, matrix_unit: str, reason: str = "") -> None:
@@ -118,7 +145,7 @@ def check_offered(name: str, threads: int, matrix_unit: str, reason: str = "") -
     """
     missing = why_missing(name)
     if missing is not None:
-        raise MissingCapabilityError(f"device={name}: {missing}; or use --device numpy")
+        raise MissingCapabilityError(f"device={name}: {missing}; or use --device {_instead(name)}")
     if name == "native":
         uses_matrix_unit(matrix_unit)
         return
@@ -140,9 +167,9 @@ def chosen_device(name: str, threads: int = 1, matrix_unit: str = "auto") -> str
     check_device(name, threads, matrix_unit)
     reason = ""
     if name == "auto":
-        reasons = {device: why_missing(device) for device in PREFERENCE}
+        reasons = {device: why_missing(device) for device in candidates(threads, matrix_unit)}
         name = next(device for device, missing in reasons.items() if missing is None)
-        reason = reasons[PREFERENCE[0]] or ""
+        reason = next((r for d, r in reasons.items() if r is not None and is_expected(d)), "")
     check_offered(name, threads, matrix_unit, reason)
     return name
 
@@ -154,6 +181,7 @@ def make_device(
     threads: int = 1,
     matrix_unit: str = "auto",
     flops: float | None = None,
+    gpu: Gpu | None = None,
 ) -> Device:
     """Return the device called `name`, or the preferred one for ``auto``. Local; starts no process.
 
@@ -166,6 +194,8 @@ def make_device(
     matrix_unit : str
     flops : float, optional
         FLOP/s of a paced device, which needs it, and no other one has it.
+    gpu : Gpu, optional
+        Which one the ``cuda`` device takes; the first one by default.
 
     Raises
     ------
@@ -174,20 +204,28 @@ def make_device(
     """
     name = chosen_device(name, threads, matrix_unit)
     check_pace(name, flops, None)
-    options = {"native": (threads, matrix_unit), PACED: (flops,)}.get(name, ())
+    options = {"native": (threads, matrix_unit), PACED: (flops,), CUDA: (gpu,)}.get(name, ())
     return DEVICES[name](mask, softmax_scale, *options)
 
 
 def device_facts(
-    name: str, threads: int, matrix_unit: str, dtype: str, flops: float = 0.0
+    name: str,
+    threads: int,
+    matrix_unit: str,
+    dtype: str,
+    flops: float = 0.0,
+    gpu: Gpu | None = None,
 ) -> dict[str, Any]:
     """Return what a result file tells of the device of a rank. Local."""
-    facts = {
+    facts: dict[str, Any] = {
         "device": name,
         "instruction_set": "",
         "matrix_unit": "off",
         "paced_flops": flops,
-        "compile_s": compile_seconds(),
+        "compile_s": compile_seconds() + cuda.compile_seconds(),
+        "gpu": "" if gpu is None else str(gpu),
+        "gpu_identity": "" if gpu is None else gpu.identity,
+        "gpu_sharing": 0 if gpu is None else gpu.sharing,
     }
     if name == "native":
         used = uses_matrix_unit(matrix_unit) and dtype in MATRIX_UNIT_DTYPES
@@ -197,6 +235,16 @@ def device_facts(
             "threads": threads,
         }
     return facts
+
+
+def cuda_facts() -> Iterator[tuple[str, str]]:
+    """Yield what there is to tell of the GPUs, by name. Local; starts no process."""
+    missing = why_missing(CUDA)
+    if missing is not None:
+        yield CUDA, f"not offered: {missing}"
+        return
+    for index in range(cuda.platform().visible()):
+        yield CUDA, f"{index}: {cuda.platform().gpu(index)}"
 
 
 def native_facts() -> Iterator[tuple[str, str]]:
@@ -211,6 +259,11 @@ def native_facts() -> Iterator[tuple[str, str]]:
     elsewhere = "".join(f"; {reason}" for reason in passed_over(here.path))
     yield "native", f"{here.instruction_set}; matrix unit: {unit}"
     yield "library", f"{here.path}{took}{elsewhere}"
+
+
+def _instead(name: str) -> str:
+    """Return what every machine has, or most, instead of a device."""
+    return "native" if name == CUDA else "numpy"
 
 
 def _beyond_numpy(threads: int, matrix_unit: str) -> str:

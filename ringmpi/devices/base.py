@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +81,23 @@ class Gradients:
     dv: Array
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """The shape of one attend.
+
+    Attributes
+    ----------
+    batch, heads, kv_heads, queries, keys, head_dim : int
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+
+
 class Work(Protocol):
     """Attending to one block, under way."""
 
@@ -94,8 +112,29 @@ class Device(Protocol):
 
     name: str
 
+    def prepare(self, sizes: Iterable[Sizes], dtype: np.dtype[Any]) -> None:
+        """Get ready for attends of some sizes, so that nothing is compiled in the first of them."""
+
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return a buffer that the device computes on and MPI can read and write."""
+        """Return a buffer that the device computes on and MPI, or a transport, can read and write."""
+
+    def place(self, array: Any, dtype: np.dtype[Any]) -> Array:
+        """Return an array of the caller's as the device takes it, of a dtype and without gaps."""
+
+    def give(self, array: Array, like: Any) -> Any:
+        """Return a result in the form in which the caller gave an input."""
+
+    def settle(self) -> None:
+        """Wait until all that was begun is done, for the sake of moments."""
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: np.dtype[Any]) -> Array:
+        """Return an array of one value."""
+
+    def fill(self, array: Array, value: float) -> None:
+        """Set all items to a value."""
+
+    def copy(self, source: Array, into: Array) -> None:
+        """Put an array into the place of another one."""
 
     def attend(self, queries: Queries, block: Block, state: State) -> Work:
         """Start to attend to a block, updating `state` in place."""
@@ -116,3 +155,6 @@ class Device(Protocol):
 
     def add(self, total: Array, other: Array) -> None:
         """Add an array to another one."""
+
+    def rounded(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        """Return an array of the state's dtype in that of the inputs."""

@@ -107,7 +107,7 @@ class Recipe:
         told = [*self.compiler, path, "", *self.flags, self.own_cpu, self.cpu]
         for name, source in sorted(self.sources.items()):
             told += [name, hashlib.sha256(source).hexdigest()]
-        return _digest(told)
+        return digest(told)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,11 @@ def find(recipe: Recipe, version: str | None = None) -> Path | None:
     version : str, optional
         Of the compiler; without it, the newest library that any version of it has made.
     """
-    pattern = _name(recipe, "*" if version is None else _digest([version]))
+    return find_named(_name(recipe, "*" if version is None else digest([version])))
+
+
+def find_named(pattern: str) -> Path | None:
+    """Return the newest file of the cache whose name matches, if it may be loaded and is whole. Local."""
     for folder in folders():
         if distrust(folder) is not None:
             continue
@@ -232,18 +236,50 @@ def build(recipe: Recipe, limit: float = COMPILE_LIMIT, stopped: Stopped = _neve
     MissingCapabilityError
         If it cannot be had, with the reason.
     """
-    started, since = time.monotonic(), time.time()
+    since = time.time()
     version = compiler_version(recipe.compiler, min(limit, VERSION_LIMIT), stopped)
-    before = find(recipe, version)
+    name = _name(recipe, digest([version]))
+    return build_named(name, lambda: _compile(recipe, limit, stopped), limit, stopped, since)
+
+
+def build_named(
+    name: str,
+    compile_it: Callable[[], bytes],
+    limit: float = COMPILE_LIMIT,
+    stopped: Stopped = _never,
+    since: float | None = None,
+) -> Built:
+    """Return a file of the cache, compiled unless it is there: by one process of a node. Local.
+
+    Parameters
+    ----------
+    name : str
+        Says all that the file depends on.
+    compile_it : callable
+        Returns what to keep under that name.
+    limit : float
+        Seconds after which a wait for another process that compiles is given up.
+    stopped : callable
+        Says whether there is no use in going on.
+    since : float, optional
+        What another process of the node has failed with since then, in seconds of `time.time`, is not tried
+        again; now by default.
+
+    Raises
+    ------
+    MissingCapabilityError
+        If it cannot be had, with the reason.
+    """
+    started, since = time.monotonic(), time.time() if since is None else since
+    before = find_named(name)
     if before is not None and _is_near(before):
         return Built(before, 0.0)
-    name = _name(recipe, _digest([version]))
     with _one_at_a_time(name, started + limit, stopped):
-        found = find(recipe, version)
+        found = find_named(name)
         if found is None:
             _heed_failure(name, since)
             try:
-                found = _make(recipe, name, limit, stopped)
+                found = _make(name, compile_it)
             except _GivenUpError:
                 raise
             except MissingCapabilityError as error:
@@ -252,6 +288,11 @@ def build(recipe: Recipe, limit: float = COMPILE_LIMIT, stopped: Stopped = _neve
         else:
             found = _brought_near(found)
     return Built(found, 0.0 if before is not None else time.monotonic() - started)
+
+
+def sealed_content(path: Path) -> bytes:
+    """Return what was kept in a file of the cache, without its seal. Local."""
+    return path.read_bytes()[:-SEAL]
 
 
 def compiler_version(compiler: Sequence[str], limit: float, stopped: Stopped = _never) -> str:
@@ -348,7 +389,8 @@ def _name(recipe: Recipe, version: str) -> str:
     return f"native-{recipe.key}-{version}.so"
 
 
-def _digest(texts: Iterable[str]) -> str:
+def digest(texts: Iterable[str]) -> str:
+    """Return a short name for what depends on all of some texts. Local."""
     joined = "\0".join(texts).encode("utf-8", "surrogateescape")
     return hashlib.sha256(joined).hexdigest()[:DIGITS]
 
@@ -364,10 +406,10 @@ def _is_sound(path: Path) -> bool:
     return len(data) > SEAL and hashlib.sha256(data[:-SEAL]).digest() == data[-SEAL:]
 
 
-def _make(recipe: Recipe, name: str, limit: float, stopped: Stopped) -> Path:
-    """Compile, and put the library into the first folder that takes it."""
+def _make(name: str, compile_it: Callable[[], bytes]) -> Path:
+    """Compile, and put what comes of it into the first folder that takes it."""
     try:
-        data = _compile(recipe, limit, stopped)
+        data = compile_it()
     except OSError as error:
         raise MissingCapabilityError(
             f"no folder to compile in: {error.strerror}; set TMPDIR to one"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmpi.devices.base import Array
+from ringmpi.devices.base import Array, Sizes
 from ringmpi.mask import Mask
 from ringmpi.softmax import State, finish, merge, state_dtype
 
@@ -33,6 +34,33 @@ class HostDevice:
     def __init__(self, mask: Mask, softmax_scale: float) -> None:
         self.mask = mask
         self.softmax_scale = softmax_scale
+
+    def prepare(self, sizes: Iterable[Sizes], dtype: np.dtype[Any]) -> None:
+        """Do nothing: what these devices need was compiled before MPI was initialised."""
+
+    def place(self, array: Any, dtype: np.dtype[Any]) -> Array:
+        """Return the array itself, or a copy where its dtype, byte order or strides do not fit."""
+        return np.ascontiguousarray(array, dtype)
+
+    def give(self, array: Array, like: Any) -> Array:
+        """Return the array itself."""
+        del like
+        return array
+
+    def settle(self) -> None:
+        """Do nothing: nothing is begun that is not done."""
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: np.dtype[Any]) -> Array:
+        """Return an array of one value; zeros need no memory before somebody writes to them."""
+        return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+
+    def fill(self, array: Array, value: float) -> None:
+        """Set all items."""
+        array[...] = value
+
+    def copy(self, source: Array, into: Array) -> None:
+        """Copy."""
+        into[...] = source
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Return an aligned byte buffer in host memory."""
@@ -60,3 +88,7 @@ class HostDevice:
     def add(self, total: Array, other: Array) -> None:
         """Add in place."""
         total += other
+
+    def rounded(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        """Round, unless the dtype is that already."""
+        return array.astype(dtype, copy=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ringmpi.devices.base import MAX_HEAD_DIM
+from ringmpi.devices.base import MAX_HEAD_DIM, Sizes
 from ringmpi.errors import ConfigError
 from ringmpi.mask import Mask
 
@@ -53,6 +53,26 @@ BOUNDS = "ringmpi_bounds"
 FORWARD = "ringmpi_forward"
 BACKWARD = ("ringmpi_backward_q", "ringmpi_backward_k", "ringmpi_backward_v")
 
+#: What is done between attends, item by item; of the last one a warp does a row.
+DELTA = "ringmpi_delta"
+CHORES: dict[str, tuple[str, ...]] = {
+    "ringmpi_fill": ("total", "items", "value"),
+    "ringmpi_add": ("total", "other", "items"),
+    "ringmpi_round": ("total", "rounded", "items"),
+    "ringmpi_merge_acc": ("acc", "row_max", "other_acc", "other_row_max", "items", "head_dim"),
+    "ringmpi_merge_rows": ("row_max", "row_sum", "other_row_max", "other_row_sum", "rows"),
+    "ringmpi_out": ("acc", "row_sum", "out", "items", "head_dim"),
+    "ringmpi_lse": ("row_max", "row_sum", "lse", "rows"),
+    DELTA: ("dout", "out", "delta", "rows", "head_dim"),
+}
+
+#: Threads of a block that does them, and the most blocks, which fill any GPU; threads go on to more items.
+CHORE_THREADS = 256
+CHORE_BLOCKS = 2**16
+
+#: Threads of a warp.
+WARP = 32
+
 #: The arguments of each kernel in order: arrays, and the scalars that `Variant.scalars` gives.
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     BOUNDS: (
@@ -71,23 +91,6 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
         for name, gradient in zip(BACKWARD, ("dq", "dk", "dv"), strict=True)
     },
 }
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The shape of one attend.
-
-    Attributes
-    ----------
-    batch, heads, kv_heads, queries, keys, head_dim : int
-    """
-
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    head_dim: int
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,14 @@ class Variant:
             "window": np.int64(-1 if mask.window is None else mask.window),
             "offsets": np.int32(len(mask.documents or ())),
         }
+
+
+def chore_launch(kernel: str, items: int) -> Launch | None:
+    """Return how a chore over so many items (of `DELTA`: rows) is started; None for none. Local."""
+    threads = items * WARP if kernel == DELTA else items
+    if not items:
+        return None
+    return Launch(kernel, min(-(-threads // CHORE_THREADS), CHORE_BLOCKS), CHORE_THREADS, 0)
 
 
 def head_size(head_dim: int) -> int:

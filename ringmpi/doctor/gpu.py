@@ -66,30 +66,29 @@ def cuda(environment: Environment) -> Iterator[Fact]:
         yield Fact("cupy", f"{package} {metadata.version(package)}")
 
 
-def awareness(library: str, answered: bool | None, environment: Environment) -> Fact:
+def awareness(library: str, refusal: str | None, environment: Environment) -> Fact:
     """Return whether MPI reads a GPU's memory, and what would let it.
 
     Parameters
     ----------
     library : str
         Name and version of the MPI library.
-    answered : bool or None
-        What the library says of itself (`ringmpi.comm.probe`); None where it could not be asked.
+    refusal : str or None
+        Why it is not given device pointers (`ringmpi.comm.awareness`), empty if it takes them; None where it
+        could not be asked.
     environment : mapping
     """
     switch = next((name for start, name in SWITCHES.items() if library.startswith(start)), None)
     value = environment.get(switch, "") if switch else ""
     setting = f"; {switch}={value or 'unset'}" if switch else ""
-    if answered:
-        return Fact("gpu-aware", f"yes, says the library{setting}")
-    if answered is None:
+    if refusal is None:
         return Fact("gpu-aware", f"could not be asked{setting}")
+    if not refusal:
+        return Fact("gpu-aware", f"yes, says the library{setting}")
     if switch and value in ("", "0"):
-        return Fact(
-            "gpu-aware", f"no: the library reads host memory only{setting}", f"export {switch}=1"
-        )
+        return Fact("gpu-aware", f"no: {refusal}{setting}", f"export {switch}=1")
     remedy = way_to("an MPI library built with CUDA", "", environment)
-    return Fact("gpu-aware", f"no: the library reads host memory only{setting}", remedy)
+    return Fact("gpu-aware", f"no: {refusal}{setting}", remedy)
 
 
 def _distributions() -> list[str]:

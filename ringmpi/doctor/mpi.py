@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ringmpi.comm.awareness import why_no_device_pointers
 from ringmpi.comm.probe import (
     library_name,
     load_mpi,
     loaded_libraries,
-    takes_device_pointers,
     thread_level,
 )
 from ringmpi.doctor.ask import INITIALISE_LIMIT, answer
@@ -37,8 +37,8 @@ NAMES = (
 
 #: Asked of a process of its own, which ends if MPI ends it.
 QUESTION = (
-    "from mpi4py import MPI; from ringmpi.comm.probe import takes_device_pointers, thread_level; "
-    "print('told', takes_device_pointers(), thread_level(MPI))"
+    "from mpi4py import MPI; from ringmpi.comm.awareness import why_no_device_pointers; "
+    "from ringmpi.comm.probe import thread_level; print('told', thread_level(MPI), why_no_device_pointers())"
 )
 
 
@@ -94,20 +94,21 @@ def library_files(loaded: list[str]) -> list[str]:
 def asked_apart(environment: Environment, name: str) -> Iterator[Fact]:
     """Ask in a process of its own what MPI tells only once it is initialised. Starts a process."""
     told = answer([sys.executable, "-c", QUESTION], environment, INITIALISE_LIMIT)
-    said = next((line.split() for line in told.splitlines() if line.startswith("told ")), None)
+    lines = (line.split(maxsplit=2) for line in told.splitlines() if line.startswith("told "))
+    said = next(lines, None)
     if said is None:
         yield Fact(PROBLEM, f"{name} cannot be initialised: {told.splitlines()[-1]}")
         return
-    yield from told_by(name, said[1] == "True", said[2], environment)
+    yield from told_by(name, "".join(said[2:]), said[1], environment)
 
 
 def told_here(mpi: Any, name: str, environment: Environment) -> Iterator[Fact]:
     """Ask the library, which must be initialised."""
-    yield from told_by(name, takes_device_pointers(), thread_level(mpi), environment)
+    yield from told_by(name, why_no_device_pointers(), thread_level(mpi), environment)
 
 
-def told_by(name: str, aware: bool, level: str, environment: Environment) -> Iterator[Fact]:
+def told_by(name: str, refusal: str, level: str, environment: Environment) -> Iterator[Fact]:
     """Return thread level and GPU-awareness as facts."""
     enough = level == "multiple"
     yield Fact("thread level", f"{level}: {'for' if enough else 'not enough for'} --progress thread")
-    yield awareness(name, aware, environment)
+    yield awareness(name, refusal, environment)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib import util
 
-from ringmpi.devices import PREFERENCE, native_facts, prepare, why_missing
+from ringmpi.devices import PREFERENCE, cuda_facts, native_facts, prepare, why_missing
 from ringmpi.devices.build import compiler_command
 from ringmpi.doctor.ask import INITIALISE_LIMIT, answer, first_line
 from ringmpi.doctor.page import Fact, way_to
@@ -37,6 +37,7 @@ def devices(environment: Environment) -> Iterator[Fact]:
     """Tell what can compute; the native device is compiled here if it is not yet."""
     prepare()
     yield Fact("devices", ", ".join(name for name in PREFERENCE if why_missing(name) is None))
+    yield from (Fact(name, value) for name, value in cuda_facts())
     for name, value in native_facts():
         remedy = _compiler_remedy(environment) if "no C++ compiler" in value else ""
         yield Fact(name, value, remedy)

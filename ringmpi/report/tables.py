@@ -45,10 +45,15 @@ def described(facts: Mapping[str, Any], reason: str = "") -> str:
     'numpy, since there is no compiler'
     >>> described({"device": "paced", "instruction_set": "", "paced_flops": 50e12})
     'paced at 50 TFLOP/s a rank, computes nothing'
+    >>> described({"device": "cuda", "instruction_set": "", "gpu": "NVIDIA H200, sm_90", "gpu_sharing": 2})
+    'cuda (NVIDIA H200, sm_90), shared by 2 ranks'
     """
     words = str(facts["device"])
     if facts.get("paced_flops"):
         words += f" at {facts['paced_flops'] / 1e12:g} TFLOP/s a rank, computes nothing"
+    if facts.get("gpu"):
+        shared = f", shared by {facts['gpu_sharing']} ranks" if facts["gpu_sharing"] > 1 else ""
+        words += f" ({facts['gpu']}){shared}"
     if facts["instruction_set"]:
         unit = " with matrix unit" if facts["matrix_unit"] == "on" else ""
         words += f" ({facts['instruction_set']}{unit}), {facts['threads']} thread(s) a rank"

@@ -66,6 +66,9 @@ class Sleeping:
     def do(self, chores: Any) -> None:
         """Do nothing."""
 
+    def settle(self) -> None:
+        """Do nothing."""
+
     def works(self, attends: Any) -> Iterator[Sleep]:
         """Yield one work a step, where there is something to attend to."""
         yield from [Sleep(self.seconds)] if attends else []

@@ -250,7 +250,7 @@ def ring_of(comm: MPI.Comm, seq_len: int, nbytes: int) -> tuple[list[Step], dict
 
 def _drain(comm: MPI.Comm, exchange: Exchange) -> None:
     """Take back requests that nobody will complete, so that the communicator can be freed."""
-    for request, _ in exchange._pending:
+    for request, *_ in exchange._pending:
         request.Cancel()
         request.Free()
     comm.Barrier()

@@ -25,6 +25,14 @@ struct Kernel {
 
 constexpr Kernel KERNELS[] = {
     {"ringmpi_bounds", Call<ringmpi_bounds>::from, 0, 0, 0, 0},
+    {"ringmpi_fill", Call<ringmpi_fill>::from, 0, 0, 0, 0},
+    {"ringmpi_add", Call<ringmpi_add>::from, 0, 0, 0, 0},
+    {"ringmpi_round", Call<ringmpi_round>::from, 0, 0, 0, 0},
+    {"ringmpi_merge_acc", Call<ringmpi_merge_acc>::from, 0, 0, 0, 0},
+    {"ringmpi_merge_rows", Call<ringmpi_merge_rows>::from, 0, 0, 0, 0},
+    {"ringmpi_out", Call<ringmpi_out>::from, 0, 0, 0, 0},
+    {"ringmpi_lse", Call<ringmpi_lse>::from, 0, 0, 0, 0},
+    {"ringmpi_delta", Call<ringmpi_delta>::from, 0, 0, 0, 0},
     {"ringmpi_forward", Call<ringmpi_forward>::from, ROWS, RINGMPI_FORWARD_COLUMNS, THREADS, ForwardKernel::SHARED_BYTES},
     {"ringmpi_backward_q", Call<ringmpi_backward_q>::from, ROWS, RINGMPI_BACKWARD_COLUMNS, THREADS, QueriesKernel::SHARED_BYTES},
     {"ringmpi_backward_k", Call<ringmpi_backward_k>::from, ROWS, RINGMPI_BACKWARD_COLUMNS, THREADS, KeysKernel::SHARED_BYTES},

@@ -115,6 +115,9 @@ def test_facts_tell_what_the_native_device_is(name: str) -> None:
         "matrix_unit": "off",
         "paced_flops": 0.0,
         "compile_s": native.compile_seconds(),
+        "gpu": "",
+        "gpu_identity": "",
+        "gpu_sharing": 0,
         "threads": 3,
     }
     assert facts["instruction_set"]

@@ -192,7 +192,7 @@ class TestLibrary:
         [("multiple", "multiple: for"), ("serialized", "serialized: not enough for")],
     )
     def test_the_thread_level_is_told(self, level: str, words: str) -> None:
-        fact = told(mpi.told_by(MPICH, False, level, {}))["thread level"]
+        fact = told(mpi.told_by(MPICH, "no", level, {}))["thread level"]
 
         assert fact.value == f"{words} --progress thread"
 
@@ -207,7 +207,7 @@ class TestLibrary:
     def test_noise_of_the_library_is_not_taken_for_an_answer(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(mpi, "QUESTION", "print('UCX WARN'); print('told True single')")
+        monkeypatch.setattr(mpi, "QUESTION", "print('UCX WARN'); print('told single ')")
 
         facts = told(mpi.asked_apart(here(), MPICH))
 
@@ -217,29 +217,35 @@ class TestLibrary:
 
 class TestGPUAwareness:
     @pytest.mark.parametrize(
-        ("library", "answered", "environment", "value", "remedy"),
+        ("library", "refusal", "environment", "value", "remedy"),
         [
-            (MPICH, True, {}, "yes, says the library", ""),
-            (MPICH, False, {}, "no: the library reads host memory only", ""),
-            (MPICH, False, MODULES, "no: ", "module load an MPI library built with CUDA"),
+            (MPICH, "", {}, "yes, says the library", ""),
+            (MPICH, "its reason", {}, "no: its reason", ""),
+            (MPICH, "its reason", MODULES, "no: ", "module load an MPI library built with CUDA"),
             (MPICH, None, {}, "could not be asked", ""),
-            (CRAY, False, {}, "MPICH_GPU_SUPPORT_ENABLED=unset", "export MPICH_GPU_SUPPORT_ENABLED=1"),
-            (CRAY, True, {"MPICH_GPU_SUPPORT_ENABLED": "1"}, "MPICH_GPU_SUPPORT_ENABLED=1", ""),
-            (CRAY, False, {"MPICH_GPU_SUPPORT_ENABLED": "1"}, "no: ", ""),
-            (INTEL, False, {"I_MPI_OFFLOAD": "0"}, "I_MPI_OFFLOAD=0", "export I_MPI_OFFLOAD=1"),
-            ("MVAPICH2 2.3.7", False, {}, "MV2_USE_CUDA=unset", "export MV2_USE_CUDA=1"),
-            ("MVAPICH 4.0", False, {}, "MVP_USE_CUDA=unset", "export MVP_USE_CUDA=1"),
+            (
+                CRAY,
+                "its reason",
+                {},
+                "MPICH_GPU_SUPPORT_ENABLED=unset",
+                "export MPICH_GPU_SUPPORT_ENABLED=1",
+            ),
+            (CRAY, "", {"MPICH_GPU_SUPPORT_ENABLED": "1"}, "MPICH_GPU_SUPPORT_ENABLED=1", ""),
+            (CRAY, "its reason", {"MPICH_GPU_SUPPORT_ENABLED": "1"}, "no: ", ""),
+            (INTEL, "its reason", {"I_MPI_OFFLOAD": "0"}, "I_MPI_OFFLOAD=0", "export I_MPI_OFFLOAD=1"),
+            ("MVAPICH2 2.3.7", "its reason", {}, "MV2_USE_CUDA=unset", "export MV2_USE_CUDA=1"),
+            ("MVAPICH 4.0", "its reason", {}, "MVP_USE_CUDA=unset", "export MVP_USE_CUDA=1"),
         ],
     )
     def test_the_library_and_its_switch_are_told(
         self,
         library: str,
-        answered: bool | None,
+        refusal: str | None,
         environment: dict[str, str],
         value: str,
         remedy: str,
     ) -> None:
-        fact = gpu.awareness(library, answered, environment)
+        fact = gpu.awareness(library, refusal, environment)
 
         assert value in fact.value
         assert fact.remedy == remedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringmpi import parallel_hdf5
-from ringmpi.comm import probe
+from ringmpi.comm import awareness, probe
 from ringmpi.errors import MissingCapabilityError
 from ringmpi.parallel_hdf5 import parallel_refusal
 
@@ -67,9 +67,9 @@ def test_parallel_hdf5_of_the_one_library_is_taken(monkeypatch: pytest.MonkeyPat
 
 def test_of_two_libraries_none_is_asked_about_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them is not initialised, and MPICH ends the process then."""
-    monkeypatch.setattr(probe, "mpi_libraries", lambda: TWO)
-    monkeypatch.setattr(probe, "_loaded_libraries", fail)
-    assert probe.takes_device_pointers() is False
+    monkeypatch.setattr(awareness, "mpi_libraries", lambda: TWO)
+    monkeypatch.setattr(awareness, "loaded_files", fail)
+    assert "two MPI libraries" in awareness.why_no_device_pointers()
 
 
 def fail() -> list[str]:

@@ -46,10 +46,14 @@ def write(
             writer.show_shards(f"outputs/{name}", whole.shape, whole.dtype, layout)
         if commit:
             writer.seal_shards([shard.seal() for shard in shards])
-            experiment = experiment_from({"seq_len": TOKENS, "heads": HEADS, "head_dim": WIDTH})
-            writer.describe(experiment, "ringmpi run")
+            describe(writer)
             writer.commit()
     return shards
+
+
+def describe(writer: ResultWriter) -> None:
+    shape = {"batch": BATCH, "seq_len": TOKENS, "heads": HEADS, "head_dim": WIDTH}
+    writer.describe(experiment_from(shape), "ringmpi run")
 
 
 def folder_of(path: Path) -> Path:
@@ -126,6 +130,7 @@ class TestOneTensor:
                     shard.write("outputs/out", own.shape, own.dtype, [(slice(None), own)])
                 writer.show_shards("outputs/out", values().shape, values().dtype, layout)
             writer.seal_shards([shard.seal() for shard in shards])
+            describe(writer)
             writer.commit()
 
         assert same_bits(rows(path), values())
