@@ -241,6 +241,9 @@ def simulate(scenario: Scenario, track: Track) -> Path:
                     "local_rank": rank % scenario.machine.ranks_per_node,
                     "device": "simulated",
                     "instruction_set": "",
+                    "gpu": "",
+                    "gpu_identity": "",
+                    "gpu_sharing": 0,
                     "matrix_unit": "",
                     "compile_s": 0.0,
                     "paced_flops": 0.0,
@@ -253,6 +256,7 @@ def simulate(scenario: Scenario, track: Track) -> Path:
                     "held_backward_nbytes": int(held[Pass.BACKWARD][rank])
                     if experiment.backward
                     else 0,
+                    "staged_nbytes": 0,
                     "peak_nbytes": 0,
                 }
                 for rank in range(scenario.ranks)

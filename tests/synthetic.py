@@ -121,7 +121,7 @@ def write_result(
         Of `Experiment`.
     """
     experiment = experiment_from({"seq_len": 64, "heads": 2, "head_dim": 4} | options)
-    ahead = np.array(offsets or np.zeros(size))
+    ahead = np.array(offsets or np.zeros(size), np.float64)
     with ResultWriter(path) as writer:
         for number, direction in enumerate(Pass if experiment.backward else [Pass.FORWARD]):
             schedules = experiment.schedules(size, inner, direction)

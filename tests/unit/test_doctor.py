@@ -472,7 +472,11 @@ class TestSoftware:
         )
 
     def test_devices_that_are_missing_have_a_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        missing = {"native": "no C++ compiler was found (c++; set CXX)", "numpy": None}
+        missing = {
+            "cuda": "no GPU",
+            "native": "no C++ compiler was found (c++; set CXX)",
+            "numpy": None,
+        }
         monkeypatch.setattr(software, "prepare", lambda: None)
         monkeypatch.setattr(software, "why_missing", missing.get)
         monkeypatch.setattr(
