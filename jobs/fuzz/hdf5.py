@@ -31,7 +31,7 @@ def damage(path: Path, of: random.Random) -> None:
     """Do one thing to one object or attribute of a file, if it can still be opened."""
     # What has been damaged before may not let itself be damaged again.
     again = suppress(
-        OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, MemoryError
+        OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, MemoryError
     )
     with again, h5py.File(path, "r+") as file:
         objects: list[str] = []
