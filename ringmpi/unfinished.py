@@ -101,6 +101,7 @@ class UnfinishedFile(io.FileIO):
             self._failed = self._failed or error
         self.check()
         self.temporary.replace(self.path)
+        self.close()  # With its lock, so that readers may come.
 
     def remove(self) -> None:
         """Close it, and remove it unless it has appeared."""

@@ -133,7 +133,7 @@ REFUSED = {
     "unknown progress": (f"{RUN} --progress pol", ["progress='pol'", "poll"]),
     "unknown dtype": (f"{RUN} --dtype float23", ["dtype='float23'", "float32"]),
     "unknown verify": (f"{RUN} --verify some", ["verify='some'", "sample:"]),
-    "unknown io": (f"{RUN} --io mpio", ["io='mpio'", "gather"]),
+    "unknown io": (f"{RUN} --io disk", ["io='disk'", "gather"]),
     "no sampled rows": (f"{RUN} --verify sample:0", ["sample:0"]),
     "KV heads that do not divide heads": (f"{RUN} --heads 6 --kv-heads 4", ["heads=6", "kv_heads=4"]),
     "documents that end early": (f"{RUN} --documents 0,8,31", ["0,8,31", "32"]),

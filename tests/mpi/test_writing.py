@@ -19,7 +19,7 @@ from ringmpi.comm import team as team_module
 from ringmpi.comm.signals import Signals
 from ringmpi.comm.team import Team
 from ringmpi.comm.watch import Watch
-from ringmpi.config import IO
+from ringmpi.config import IO, experiment_from
 from ringmpi.errors import ConfigError, Interrupted, MissingCapabilityError
 from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.parallel_hdf5 import parallel
@@ -48,6 +48,13 @@ def whole(tokens: int, dtype: str, seed: int = 1) -> Array:
     return np.random.default_rng(seed).normal(size=(BATCH, HEADS, tokens, WIDTH)).astype(DTYPES[dtype])
 
 
+def commit(writer: ResultWriter) -> None:
+    """Let the file appear, with what every result says of its run."""
+    shape = {"batch": BATCH, "heads": HEADS, "head_dim": WIDTH, "seq_len": 11}
+    writer.describe(experiment_from(shape), "ringmpi run")
+    writer.commit()
+
+
 def write(io: str, path: Path, team: Team, tensors: dict[str, tuple[Layout, Array]]) -> None:
     """Write tensors, and read each of them back on rank 0 before the file appears."""
     writer = ResultWriter(path) if team.rank == 0 else None
@@ -62,7 +69,7 @@ def write(io: str, path: Path, team: Team, tensors: dict[str, tuple[Layout, Arra
                 assert back.tobytes() == tensor[1, 2].tobytes()
         writing.finish(team)
         if writer is not None:
-            writer.commit()
+            commit(writer)
     finally:
         if writer is not None:
             writer.__exit__(None, None, None)
@@ -153,7 +160,7 @@ def test_a_tensor_written_again_has_its_last_values(
         writing.write(team, "outputs/out", layout, tensor[:, :, layout.positions(team.rank)])
     writing.finish(team)
     if writer is not None:
-        writer.commit()
+        commit(writer)
     team.barrier()
     collective_assert(read(folder / "r.h5", "out", layout).tobytes() == tensors[1].tobytes())
 
