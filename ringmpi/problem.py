@@ -159,7 +159,8 @@ class FromFile:
         for run in runs:
             part = slice(run.start - first, run.stop - first, run.step)
             piece = dataset[batch.start : batch.stop, heads.start : heads.stop, part]
-            rows[:, :, at : at + len(run)] = decode(dataset, piece).astype(self._dtype)
+            with np.errstate(over="ignore"):  # What is too large for the dtype becomes infinite in it.
+                rows[:, :, at : at + len(run)] = decode(dataset, piece).astype(self._dtype)
             at += len(run)
         return rows
 

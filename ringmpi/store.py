@@ -60,6 +60,9 @@ TIMINGS = {Pass.FORWARD: "timings", Pass.BACKWARD: "timings/backward"}
 CONDENSED = "condensed"
 WATCHED = "watched"
 
+#: Quantities that are known of every step; others may be NaN, or missing in files of an older ringmpi.
+ALWAYS = ("started", "posted", "launched", "compute_done", "step_end", "bytes_sent", "pairs")
+
 #: A clock is compared with rank 0's before and after the passes.
 MOST_COMPARISONS = 2
 
@@ -597,6 +600,8 @@ class ResultFile:
     def _clocks(self) -> Clocks:
         measured_at = self._comparisons("measured_at", None)
         offset = self._comparisons("offset", len(measured_at))
+        if not np.isfinite([measured_at, offset]).all():
+            raise ValueError("clocks/ has numbers that no run gives")
         bounded = self.has("clocks/error_bound")
         error = (
             self._comparisons("error_bound", len(offset)) if bounded else np.full_like(offset, np.nan)
@@ -605,7 +610,7 @@ class ResultFile:
 
     def _comparisons(self, name: str, count: int | None) -> Array:
         """Return a quantity of the clocks, shape (count, size)."""
-        dataset = self._dataset(f"clocks/{name}", "f", (count, self.size))
+        dataset = self._dataset(f"clocks/{name}", "fiu", (count, self.size))
         if not 1 <= len(dataset) <= MOST_COMPARISONS:
             raise ValueError(f"clocks/{name} has {len(dataset)} comparisons, a run makes 1 or 2")
         return np.asarray(dataset[...])
@@ -620,6 +625,9 @@ class ResultFile:
             # A file of an older ringmpi has fewer.
             there = self.has(f"{group}/{name}")
             records[name] = self._dataset(f"{group}/{name}", "f", shape)[...] if there else np.nan
+            unknown = np.isnan(records[name])
+            if (name in ALWAYS and unknown.any()) or np.isinf(records[name]).any():
+                raise ValueError(f"{group}/{name} has numbers that no run gives, or lacks some")
         peers = records["waited_for"][~np.isnan(records["waited_for"])]
         if peers.size and not ((peers >= 0) & (peers < self.size)).all():
             raise ValueError(f"{group}/waited_for names ranks that the run does not have")

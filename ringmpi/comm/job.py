@@ -164,7 +164,8 @@ def refuse(launch: Launch, error: RingMPIError) -> int:
 
 
 def complain(message: str, speaks: bool = True) -> None:
-    """Print an error for a person. Local."""
+    """Print an error for a person, in one line, whatever was given. Local."""
+    message = message.replace("\r", "\\r").replace("\n", "\\n")
     if speaks:
         print(f"ringmpi: {message}", file=sys.stderr, flush=True)
 

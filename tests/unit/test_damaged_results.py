@@ -97,6 +97,13 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "times beyond memory": (huge("timings/started", (2**50, 3, 3)), "are there"),
     "times from a file that is gone": (virtual("timings/started"), "timings/"),
     "a rank that there is not": (replaced("timings/waited_for", np.full((3, 3, 3), 7.0)), "waited_for"),
+    "bytes that are unknown": (
+        replaced("timings/bytes_sent", np.full((3, 3, 3), np.nan)),
+        "bytes_sent",
+    ),
+    "no bytes": (replaced("timings/bytes_sent", None), "bytes_sent"),
+    "an end that never comes": (replaced("timings/step_end", np.full((3, 3, 3), np.inf)), "step_end"),
+    "a clock that is lost": (replaced("clocks/offset", np.full((2, 3), np.nan)), "clocks/"),
     "no ranks": (replaced("ranks/hostname", None), "ranks/hostname"),
     "clocks of another rank count": (
         replaced("clocks/offset", np.zeros((2, 4))),
@@ -151,3 +158,23 @@ def test_outputs_of_another_shape_are_refused_before_anything_is_computed(
 
     assert main(["verify", str(path)]) == 2
     assert "outputs/out has shape (1, 2, 64, 4)" in capsys.readouterr().err
+
+
+def test_inputs_beyond_every_sum_fail_without_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_result(tmp_path / "r.h5", 3, dtype="float64", backward=True)
+    with h5py.File(path, "r+") as file:
+        for name in "qkv":
+            file[f"inputs/{name}"] = np.full((1, 2, 64, 4), 1e300)
+        for name in ("out", "dq", "dk", "dv"):
+            file[f"outputs/{name}"] = np.full((1, 2, 64, 4), 1e300)
+        file["outputs/lse"] = np.zeros((1, 2, 64))
+
+    assert main(["verify", str(path)]) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_a_message_is_one_line_whatever_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a\nb.h5"]) == 2
+    assert capsys.readouterr().err == "ringmpi: a\\nb.h5: is no file; name a result of ringmpi run\n"
