@@ -260,9 +260,8 @@ class RingAttention:
         ----------
         q : ndarray, shape (batch, num_heads, query shard_len, head_dim)
             float64, float32, float16 or bfloat16; any strides and byte order. With ``device="cuda"`` also
-            CuPy's, or of anything else with the CUDA Array Interface, on the GPU of this rank; results
-            are CuPy's then. Token ``i`` is the one
-            at ``query_layout.positions(rank)[i]``.
+            CuPy's, or of anything else with the CUDA Array Interface, on the GPU of this rank; results are
+            CuPy's then. Token ``i`` is the one at ``query_layout.positions(rank)[i]``.
         k, v : ndarray, shape (batch, num_kv_heads, shard_len, head_dim)
             `num_kv_heads` divides `num_heads`; token ``i`` is at ``layout.positions(rank)[i]``. None
             of the three is written to.
@@ -440,10 +439,7 @@ class RingAttention:
         # Some methods attend to more than shards; that may take wider indices.
         spans = (
             (self.query_layout.shard_len(0), self.layout.shard_len(0)),
-            (
-                self.query_layout.seq_len,
-                self.layout.seq_len,
-            ),
+            (self.query_layout.seq_len, self.layout.seq_len),
         )
         device.prepare((Sizes(*heads, *span, shape.head_dim) for span in spans), shape.dtype)
         transport = transport_of(self.transport, device)

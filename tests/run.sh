@@ -5,7 +5,7 @@
 #         RINGMPI_MPI=openmpi bash tests/run.sh  with Open MPI, in an environment of its own; or intel, or debian
 #         RANKS="1 3" PARTS="unit mpi" bash tests/run.sh     less of it
 #
-# PARTS      of: unit property docs simt simgrid mpi cli ranks jobs slurm; ranks are those of cli that start any,
+# PARTS      of: unit property docs simt simgrid mpi cli ranks jobs slurm gpu; ranks are those of cli that start any,
 #            slurm starts a Slurm of its own, for which it needs root, and Debian's slurm-wlm and munge
 # RANKS      rank counts of the MPI tests; more ranks than cores prove correctness, not speed
 # MPI_TESTS  files of the part mpi, and options of pytest, one a line [tests/mpi]
@@ -43,7 +43,7 @@ run() {
 for part in $parts; do
     case $part in
         unit | property | simt | simgrid) run "$part" 900 python -m pytest -q --color=no -n auto "tests/$part" ;;
-        cli | jobs | slurm) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
+        cli | jobs | slurm | gpu) run "$part" 900 python -m pytest -q --color=no "tests/$part" ;;
         ranks) run ranks 900 python -m pytest -q --color=no -m "not any_mpi" "${cli_tests[@]}" ;;
         docs) run docs 120 python -m pytest -q --color=no --doctest-modules ringmpi ;;
         mpi)
@@ -54,7 +54,7 @@ for part in $parts; do
             done
             ;;
         *)
-            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs slurm" >&2
+            echo "PARTS: $part is not one of unit property docs simt simgrid mpi cli ranks jobs slurm gpu" >&2
             exit 2
             ;;
     esac

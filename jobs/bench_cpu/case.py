@@ -23,7 +23,7 @@ class Case:
     part : str
         ``single``: one process and several threads; ``ring``: several ranks of one thread.
     dtype : str
-        ``float32`` or ``bfloat16``.
+        Such as ``bfloat16``.
     direction : str
         ``forward`` or ``forward+backward``; column ``pass`` of the table.
     mask : str

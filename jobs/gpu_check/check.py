@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from aims import verdicts, with_ratios
+from aims import failures, verdicts, with_ratios
+from judge import Judge
 from measure import cases, measure
 from on_gpu import contenders
+from ringmpi.comm.cores import available_cores
 from ringmpi.devices import cuda
 from ringmpi.provenance import package_versions, processor, system
 from rings import ring
@@ -23,6 +28,9 @@ ROOT = Path(__file__).parents[2]
 
 #: Seconds for all GPU tests, kernels compiled on the way.
 TESTS_LIMIT = 1800
+
+#: Heads that are held against the reference: of 32768 tokens one takes some ten seconds on 16 cores.
+JUDGED_HEADS = 1
 
 #: As `ringmpi` has it: what is asked for is not here.
 MISSING = 3
@@ -35,38 +43,51 @@ def main() -> int:
     if missing is not None:
         print(f"gpu_check: device=cuda: {missing}", file=sys.stderr)
         return MISSING
-    found: dict[str, Any] = {"facts": facts(options)}
-    found["tests"] = tests()
+    found: dict[str, Any] = {"facts": facts(options), "tests": tests(), "rings": [], "rows": []}
+    write(options.out, found)
     with tempfile.TemporaryDirectory() as folder:
         shape = ["--seq-len", str(max(options.lengths)), "--heads", str(options.heads)]
         shape += ["--head-dim", "128", "--dtype", "bfloat16", "--verify", "sample:16"]
-        found["rings"] = [
-            ring(ranks, transport, shape, Path(folder))
-            for ranks in options.ranks
-            for transport in options.transports
-        ]
-    rows = []
+        for ranks, transport in product(options.ranks, options.transports):
+            found["rings"].append(ring(ranks, transport, shape, Path(folder)))
+            write(options.out, found)
+    judge = Judge(available_cores(), JUDGED_HEADS)
     for case in cases(options.dtypes, options.head_dims, options.lengths, options.heads):
-        for row in measure(case, contenders(case.dtype), options.alternations):
-            rows.append(row)
+        rows = measure(case, contenders(case.dtype), judge, options.alternations)
+        found["rows"] += with_ratios(rows)
+        for row in found["rows"][-len(rows) :]:
             print(f"# {row}", flush=True)
-    found["rows"] = with_ratios(rows)
-    found["aims"] = verdicts(found["rows"], [row for row in found["rings"] if "failed" not in row])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+        write(options.out, found)
     print(json.dumps(found["aims"], indent=1))
     print(f"# written: {options.out}")
-    failed = found["tests"]["exit_code"] or any("failed" in row for row in found["rings"])
-    return 1 if failed else 0
+    for line in found["failed"]:
+        print(f"# FAILED: {line}")
+    return 1 if found["failed"] else 0
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write what has been found so far: a GPU that is lent may be taken back at any moment."""
+    rings = found["rings"]
+    found["failed"] = [
+        *([f"tests: {found['tests']['said']}"] if found["tests"]["exit_code"] else []),
+        *(f"{one['command']}: {one['failed']}" for one in rings if "failed" in one),
+        *failures(found["rows"]),
+    ]
+    found["aims"] = verdicts(found["rows"], [one for one in rings if "failed" not in one])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def tests() -> dict[str, Any]:
     """Run the GPU tests; a skipped one is a failure here."""
     command = [sys.executable, "-m", "pytest", "-q", "--color=no", str(ROOT / "tests/gpu")]
     environment = os.environ | {"RINGMPI_FORBID_SKIPS": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TESTS_LIMIT, env=environment, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TESTS_LIMIT, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"exit_code": 124, "said": f"not done in {TESTS_LIMIT} s"}
     print(done.stdout)
     lines = done.stdout.strip().splitlines()
     return {"exit_code": done.returncode, "said": lines[-1] if lines else done.stderr[-500:]}
@@ -75,22 +96,26 @@ def tests() -> dict[str, Any]:
 def facts(options: argparse.Namespace) -> dict[str, Any]:
     """Return what ran where."""
     gpus = [str(cuda.platform().gpu(index)) for index in range(cuda.platform().visible())]
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-        driver = told.stdout.strip()
-    except OSError:
-        driver = "nvidia-smi is not there"
     return {
         "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commit": options.commit,
-        "command": "bash jobs/gpu_check.sh",
+        "command": shlex.join(["jobs/gpu_check.sh, which ran", *sys.argv]),
         "gpus": gpus,
-        "driver": driver,
+        "driver": _driver(),
         "processor": processor(),
         "system": system(),
         "packages": package_versions() | {"torch": _torch_version()},
     }
+
+
+def _driver() -> str:
+    """Return the line in which nvidia-smi tells the versions of the driver and of its CUDA."""
+    path = shutil.which("nvidia-smi")
+    if path is None:
+        return "nvidia-smi is not there"
+    told = subprocess.run([path], capture_output=True, text=True, timeout=30, check=False)
+    line = next((line for line in told.stdout.splitlines() if "CUDA Version" in line), "not told")
+    return " ".join(line.strip("| ").split())
 
 
 def _torch_version() -> str:

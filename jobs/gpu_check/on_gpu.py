@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +46,11 @@ class Contender(ABC):
 
     @abstractmethod
     def results(self) -> dict[str, Array]:
-        """Return what came out last, as float32 on the host: ``out``, and ``dq`` if there is one."""
+        """Return what came out last, as float32 on the host, by the names of `Case.tensors`."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give the memory of the case back, if there is any."""
 
 
 class Ringmpi(Contender):
@@ -59,55 +64,64 @@ class Ringmpi(Contender):
         self.gpu = cuda.gpu_for(0)
 
     def prepare(self, case: Case) -> None:
-        """Put a case on the GPU, and find out what the backward pass needs of the forward one."""
+        """Put a case on the GPU, with room for what is computed."""
         from ringmpi.devices.cuda import CudaDevice
         from ringmpi.encoding import numpy_dtype
         from ringmpi.mask import Mask
-
-        self._case, self._dtype = case, numpy_dtype(case.dtype)
-        self._device = CudaDevice(Mask(causal=case.causal), case.head_dim**-0.5, self.gpu)
-        arrays = {name: array.astype(self._dtype) for name, array in case.inputs().items()}
-        self._inputs = {name: self._device.place(array, self._dtype) for name, array in arrays.items()}
-        self._positions = np.arange(case.seq_len)
-
-    def seconds(self) -> float:
-        """Attend once; a clock of the host would count what Python takes to launch."""
-        from ringmpi.devices import Block, Gradients, Outcome, Queries
         from ringmpi.softmax import State, state_dtype
 
-        device, kind = self._device, state_dtype(self._dtype)
-        q, k, v, dout = (self._inputs[name] for name in ("q", "k", "v", "dout"))
-        state = State(
-            acc=device.full(q.shape, 0.0, kind),
-            row_max=device.full(q.shape[:-1], -np.inf, kind),
-            row_sum=device.full(q.shape[:-1], 0.0, kind),
+        self._case, self._dtype = case, numpy_dtype(case.dtype)
+        self._device = device = CudaDevice(Mask(causal=case.causal), case.head_dim**-0.5, self.gpu)
+        self._inputs = {
+            name: device.place(array.astype(self._dtype), self._dtype)
+            for name, array in case.inputs().items()
+        }
+        self._positions = np.arange(case.seq_len)
+        shape, kind = self._inputs["q"].shape, state_dtype(self._dtype)
+        self._state = State(
+            acc=device.full(shape, 0.0, kind),
+            row_max=device.full(shape[:-1], 0.0, kind),
+            row_sum=device.full(shape[:-1], 0.0, kind),
         )
-        sums = [device.full(q.shape, 0.0, kind) for _ in range(3)] if self._case.backward else []
+        self._sums = [device.full(shape, 0.0, kind) for _ in range(3)] if case.backward else []
+        self._results: list[Any] = []
+
+    def seconds(self) -> float:
+        """Attend once. The host waits only at the end, so that no time of its own is between kernels."""
+        from ringmpi.devices import Block, Gradients, Outcome, Queries
+        from ringmpi.softmax import IDENTITY
+
+        device, driver, stream = self._device, self._device.driver, self._device.stream
+        q, k, v, dout = (self._inputs[name] for name in ("q", "k", "v", "dout"))
         queries, block = Queries(q, self._positions), Block(k, v, self._positions)
-        driver, stream = device.driver, device.stream
-        device.settle()  # What has been made ready is not timed.
+        self._results = []  # Memory is given back now, and not while it is measured.
+        device.settle()
         begun = driver.record(stream)
-        _finished(device.attend(queries, block, state))
-        self._out, lse = device.finish(state, self._dtype)
+        for name, array in vars(self._state).items():
+            device.fill(array, IDENTITY.get(name, 0.0))
+        device.attend(queries, block, self._state)
+        out, lse = device.finish(self._state, self._dtype)
+        results = [out]
         if self._case.backward:
-            outcome = Outcome(dout, lse, device.delta(dout, self._out))
-            _finished(device.attend_backward(queries, outcome, block, Gradients(*sums)))
-            self._gradients = [device.rounded(total, self._dtype) for total in sums]
+            for total in self._sums:
+                device.fill(total, 0.0)
+            outcome = Outcome(dout, lse, device.delta(dout, out))
+            device.attend_backward(queries, outcome, block, Gradients(*self._sums))
+            results += [device.rounded(total, self._dtype) for total in self._sums]
         ended = driver.record(stream)
         device.settle()
+        self._results = results
         return driver.seconds_between(begun, ended)
 
     def results(self) -> dict[str, Array]:
-        """Return out and dq."""
-        found = {"out": self._out}
-        if self._case.backward:
-            found["dq"] = self._gradients[0]
-        return {name: self._device.fetch(array).astype(np.float32) for name, array in found.items()}
+        """Return the results."""
+        fetched = (self._device.fetch(array).astype(np.float32) for array in self._results)
+        return dict(zip(self._case.tensors, fetched, strict=True))
 
-
-def _finished(work: Any) -> None:
-    while not work.advance():
-        pass
+    def forget(self) -> None:
+        """Give the device back, and all that it holds."""
+        for name in ("_device", "_inputs", "_state", "_sums", "_results"):
+            vars(self).pop(name, None)
 
 
 class Torch(Contender):
@@ -125,18 +139,26 @@ class Torch(Contender):
 
     def prepare(self, case: Case) -> None:
         """Put a case on the GPU, and try it: torch says only then what it does not have."""
-        import torch
-
+        try:
+            import torch
+        except ImportError as error:
+            raise Unsupported(f"torch is not installed ({error})") from error
         self._torch, self._case = torch, case
         dtype = getattr(torch, case.dtype)
-        arrays = case.inputs()
-        tensors = {name: torch.from_numpy(a).to("cuda", dtype) for name, a in arrays.items()}
-        self._dout = tensors.pop("dout")
-        self._leaves = [tensor.requires_grad_(case.backward) for tensor in tensors.values()]
-        try:
-            self.seconds()
-        except RuntimeError as error:
-            raise Unsupported(str(error).splitlines()[0]) from error
+        # A backend that does not take a case says why in warnings; the error says only that none is left.
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                tensors = {
+                    name: torch.from_numpy(array).to("cuda", dtype)
+                    for name, array in case.inputs().items()
+                }
+                self._dout = tensors.pop("dout")
+                self._leaves = [tensor.requires_grad_(case.backward) for tensor in tensors.values()]
+                self.seconds()
+            except RuntimeError as error:
+                reasons = [str(one.message).partition("\n")[0] for one in said]
+                raise Unsupported("; ".join([str(error).partition("\n")[0], *reasons])) from error
 
     def seconds(self) -> float:
         """Attend once."""
@@ -161,11 +183,17 @@ class Torch(Contender):
         return float(begun.elapsed_time(ended)) * 1e-3  # Torch tells milliseconds.
 
     def results(self) -> dict[str, Array]:
-        """Return out and dq."""
-        found = {"out": self._out}
-        if self._case.backward:
-            found["dq"] = self._leaves[0].grad
-        return {name: tensor.detach().float().cpu().numpy() for name, tensor in found.items()}
+        """Return the results."""
+        tensors = [self._out, *(leaf.grad for leaf in self._leaves if self._case.backward)]
+        fetched = (tensor.detach().float().cpu().numpy() for tensor in tensors)
+        return dict(zip(self._case.tensors, fetched, strict=True))
+
+    def forget(self) -> None:
+        """Give the memory back to the GPU: torch keeps what it has freed, and others could not have it."""
+        for name in ("_leaves", "_dout", "_out"):
+            vars(self).pop(name, None)
+        if hasattr(self, "_torch"):
+            self._torch.cuda.empty_cache()
 
 
 def contenders(dtype: str) -> list[Callable[[], Contender]]:

@@ -25,8 +25,11 @@ def ring(ranks: int, transport: str, options: Sequence[str], folder: Path) -> Ro
     command = [sys.executable, "-m", "ringmpi", "run", "--device", "cuda", "--transport", transport]
     command += [*options, "--output", str(path)]
     launched = find_launcher("auto").command(ranks, command)
-    done = subprocess.run(launched, capture_output=True, text=True, timeout=LIMIT, check=False)
     told: Row = {"ranks": ranks, "transport": transport, "command": " ".join(command[1:])}
+    try:
+        done = subprocess.run(launched, capture_output=True, text=True, timeout=LIMIT, check=False)
+    except subprocess.TimeoutExpired:
+        return told | {"failed": f"not done in {LIMIT} s"}
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         return told | {"failed": lines[-1] if lines else f"exit code {done.returncode}"}
@@ -34,9 +37,11 @@ def ring(ranks: int, transport: str, options: Sequence[str], folder: Path) -> Ro
         timings = result.timings()
         machine = result.facts("machine")
         everyone = by_rank(timings)
+        sharing = int(result.column("ranks/gpu_sharing").max())
         alone = timings.alone["step_end"] - timings.alone["started"]
     overlaps = [rank.overlap for rank in everyone if rank.overlap == rank.overlap]
     return told | {
+        "gpu_sharing": sharing,
         "took": str(machine["transport"]),
         "reason": str(machine["transport_reason"]),
         "compute_s": statistics.median(rank.compute for rank in everyone),

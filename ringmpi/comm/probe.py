@@ -68,10 +68,5 @@ def loaded_files(maps: Path = Path("/proc/self/maps")) -> list[str]:
     return _files_in(maps.read_text(encoding="utf-8", errors="replace"))
 
 
-def loaded_libraries() -> list[str]:
-    """Return those that look like a part of an MPI library. Local."""
-    return [file for file in loaded_files() if is_mpi(file)]
-
-
 def _files_in(maps: str) -> list[str]:
     return sorted({line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/" in line})

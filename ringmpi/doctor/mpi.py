@@ -12,7 +12,7 @@ from ringmpi.comm.awareness import why_no_device_pointers
 from ringmpi.comm.probe import (
     library_name,
     load_mpi,
-    loaded_libraries,
+    mpi_libraries,
     thread_level,
 )
 from ringmpi.doctor.ask import INITIALISE_LIMIT, answer
@@ -20,11 +20,6 @@ from ringmpi.doctor.gpu import awareness
 from ringmpi.doctor.page import PROBLEM, Fact, way_to
 
 Environment = Mapping[str, str]
-
-#: File names of MPI libraries themselves, apart from what belongs to them: MPICH, Open MPI, Intel MPI and
-#: kin; Cray's.
-LIBRARY_FILE = re.compile(r"libmpi(?:ch)?(?:_[a-z]+(?:_\w+)?)?\.so[.\d]*")
-NOT_THE_LIBRARY = ("libmpi_mpifh", "libmpi_usempi", "libmpi_cxx", "libmpi_java")
 
 #: Names and versions in what libraries say of themselves. Cray's is an MPICH too, and comes before it.
 NAMES = (
@@ -51,7 +46,7 @@ def library(environment: Environment) -> tuple[str, list[Fact]]:
         remedy = way_to("mpich", "pip install mpich", environment)
         return "", [Fact("mpi", f"no MPI library found ({first})", remedy)]
     name = short_name(mpi)
-    files = library_files(loaded_libraries())
+    files = mpi_libraries()
     told = [Fact("mpi", ", ".join([name, *files]))]
     if len({Path(file).resolve() for file in files}) > 1:
         told.append(
@@ -75,20 +70,6 @@ def short_name(mpi: Any) -> str:
         if found is not None:
             return " ".join(found.groups())
     return text.partition(",")[0]
-
-
-def library_files(loaded: list[str]) -> list[str]:
-    """Return those of the loaded files that are an MPI library itself. Local.
-
-    >>> library_files(["/a/libmpi.so.12", "/a/libmpicxx.so.12", "/b/libmpi_mpifh.so", "/c/libmpi_cray.so"])
-    ['/a/libmpi.so.12', '/c/libmpi_cray.so']
-    """
-    names = ((Path(file).name, file) for file in loaded)
-    return [
-        file
-        for name, file in names
-        if LIBRARY_FILE.fullmatch(name) and not name.startswith(NOT_THE_LIBRARY)
-    ]
 
 
 def asked_apart(environment: Environment, name: str) -> Iterator[Fact]:

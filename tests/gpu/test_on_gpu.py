@@ -61,10 +61,14 @@ def test_the_same_bits_come_out_every_time(dtype: str) -> None:
     assert len({forward_bits(case) for _ in range(5)}) == 1
 
 
+@pytest.mark.timeout(LIMIT + 30)
+@pytest.mark.parametrize("transport", ["auto", "staged"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_a_ring_that_shares_the_gpus_is_exact(tmp_path: Path, ranks: int, dtype: str) -> None:
-    command = [sys.executable, "-m", "ringmpi", "run", "--device", "cuda", "--transport", "auto"]
+def test_a_ring_that_shares_the_gpus_is_exact(
+    tmp_path: Path, ranks: int, dtype: str, transport: str
+) -> None:
+    command = [sys.executable, "-m", "ringmpi", "run", "--device", "cuda", "--transport", transport]
     command += ["--seq-len", "1031", "--heads", "4", "--kv-heads", "2", "--head-dim", "64"]
     command += ["--dtype", dtype, "--causal", "--layout", "zigzag", "--backward", "--verify", "full"]
     command += ["--repeats", "2", "--output", str(tmp_path / "ring.h5")]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from dense import attend_dense, attend_dense_backward, pairs_between
+from emulated.driver import EmulatedPlatform
+
+from ringmpi.devices import cuda
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,29 +92,46 @@ def test_without_torch_there_is_no_verdict() -> None:
     }
 
 
-def test_overlap_is_asked_only_of_two_ranks_whose_compute_is_long_enough() -> None:
+def test_an_aim_is_not_met_where_one_of_our_cases_has_no_time() -> None:
+    from aims import failures, verdicts, with_ratios
+
+    rows = with_ratios(
+        [
+            row("ringmpi", 1.0),
+            row("torch-flash", 1.0),
+            row("ringmpi", None, seq_len=16384, absent="is wrong"),
+            row("torch-flash", 1.0, seq_len=16384),
+        ]
+    )
+
+    assert verdicts(rows, [])["speed"]["met"] is False
+    assert failures(rows) == ["bfloat16, forward, full, 16384, 128, 16: is wrong"]
+    assert failures(rows[:2]) == []
+
+
+def test_overlap_is_asked_only_of_two_ranks_with_a_gpu_each_and_compute_that_is_long_enough() -> None:
     from aims import verdicts
 
-    def ring(ranks: int, compute: float, overlap: float | None) -> dict[str, Any]:
-        return {"ranks": ranks, "compute_s": compute, "transfer_s": 1.0, "overlap": overlap}
+    def ring(ranks: int, compute: float, overlap: float | None, sharing: int = 1) -> dict[str, Any]:
+        measured = {"compute_s": compute, "transfer_s": 1.0, "overlap": overlap}
+        return measured | {"ranks": ranks, "gpu_sharing": sharing}
 
     rings = [ring(2, 2.0, 0.96), ring(2, 0.5, 0.1), ring(3, 2.0, 0.2), ring(2, 2.0, None)]
+    rings.append(ring(2, 2.0, 0.3, sharing=2))
     assert verdicts([], rings)["overlap"]["met"] is True
     assert verdicts([], [*rings, ring(2, 2.0, 0.94)])["overlap"]["met"] is False
 
 
 class Fake:
-    """A contender that takes what it is told to, and is right or wrong by its error."""
+    """A contender that takes what it is told to, and has one of its results wrong, or none."""
 
-    def __init__(self, name: str, error: float = 0.0, refuses: bool = False) -> None:
-        self.name, self._error, self._refuses = name, error, refuses
-        self.times = 0
+    def __init__(self, name: str, wrong: str = "", fails: Exception | None = None) -> None:
+        self.name, self._wrong, self._fails = name, wrong, fails
+        self.times, self.forgot = 0, False
 
     def prepare(self, case: Any) -> None:
-        from on_gpu import Unsupported
-
-        if self._refuses:
-            raise Unsupported("no kernel for this")
+        if self._fails is not None:
+            raise self._fails
         self._case = case
 
     def seconds(self) -> float:
@@ -115,75 +139,119 @@ class Fake:
         return float(self.times)
 
     def results(self) -> dict[str, Any]:
-        from judged import exact
+        found = dense(self._case)
+        if self._wrong:
+            found[self._wrong] = found[self._wrong] * np.float32(1.01)
+        return found
 
-        return {name: array * (1 + self._error) for name, array in exact(self._case).items()}
+    def forget(self) -> None:
+        self.forgot = True
+
+
+def dense(case: Any) -> dict[str, Any]:
+    tensors = tuple(array.astype(np.float64) for array in case.inputs().values())
+    allowed = pairs_between(np.arange(case.seq_len), np.arange(case.seq_len), causal=case.causal)
+    scale = case.head_dim**-0.5
+    out, lse = attend_dense(*tensors[:3], allowed, scale, np.float64)
+    gradients = attend_dense_backward(tensors, allowed, scale, np.float64, (out, lse))
+    found = dict(zip(case.tensors, (out, *gradients), strict=True))
+    return {name: array.astype(np.float32) for name, array in found.items()}
 
 
 @pytest.fixture
-def case(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A small case, and beside it dense attention and its slope, in float64."""
-    import sys
-    from types import ModuleType
-
-    from dense import attend_dense, attend_dense_backward, pairs_between
-
+def case() -> Any:
     from case import BOTH, Case
 
-    def exact(case: Any) -> dict[str, Any]:
-        tensors = tuple(array.astype(np.float64) for array in case.inputs().values())
-        allowed = pairs_between(np.arange(case.seq_len), np.arange(case.seq_len), causal=case.causal)
-        scale = case.head_dim**-0.5
-        out, lse = attend_dense(*tensors[:3], allowed, scale, np.float64)
-        dq, _, _ = attend_dense_backward(tensors, allowed, scale, np.float64, (out, lse))
-        return {"out": out.astype(np.float32), "dq": dq.astype(np.float32)}
-
-    judged = ModuleType("judged")
-    judged.exact = exact  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "judged", judged)
     return Case("single", "float32", BOTH, "causal", 65, 8, 2)
 
 
-def test_what_is_wrong_or_absent_has_no_time_and_says_why(case: Any) -> None:
+@pytest.fixture
+def judge() -> Any:
+    from judge import Judge
+
+    return Judge(threads=1, heads=1)
+
+
+@pytest.mark.parametrize("wrong", ["out", "dq", "dk", "dv"])
+def test_what_is_wrong_has_no_time_and_says_so(case: Any, judge: Any, wrong: str) -> None:
     from measure import measure
 
-    makers: list[Any] = [
-        lambda: Fake("ringmpi"),
-        lambda: Fake("wrong", error=1e-2),
-        lambda: Fake("absent", refuses=True),
-    ]
-    rows = {found["contender"]: found for found in measure(case, makers, 3)}
+    good, bad = Fake("ringmpi"), Fake("other", wrong)
+    rows = measure(case, [lambda: good, lambda: bad], judge, 3)
 
     # The first time of each is not counted.
-    assert (rows["ringmpi"]["min_s"], rows["ringmpi"]["median_s"], rows["ringmpi"]["max_s"]) == (
-        2,
-        3,
-        4,
-    )
-    assert rows["ringmpi"]["tflops"] == pytest.approx(case.flops / 3 * 1e-12)
-    assert "is wrong" in rows["wrong"]["absent"]
-    assert "median_s" not in rows["wrong"]
-    assert rows["absent"]["absent"] == "no kernel for this"
+    assert rows[0]["samples_s"] == [2.0, 3.0, 4.0]
+    assert rows[0]["median_s"] == 3.0
+    assert rows[0]["tflops"] == pytest.approx(case.flops / 3 * 1e-12)
+    assert "is wrong" in rows[1]["absent"]
+    assert "median_s" not in rows[1]
+    assert bad.times == 1
+    assert good.forgot
+    assert bad.forgot
 
 
-def test_a_result_that_is_nan_is_wrong(case: Any) -> None:
-    from measure import wrong_rows
+def test_who_has_no_kernel_or_no_memory_is_absent_and_the_others_go_on(case: Any, judge: Any) -> None:
+    from measure import measure
+    from on_gpu import Unsupported
 
-    fake = Fake("x", error=float("nan"))
-    fake.prepare(case)
+    makers: list[Any] = [
+        lambda: Fake("a", fails=Unsupported("no kernel for this")),
+        lambda: Fake("b", fails=RuntimeError("out of memory\nmore")),
+        lambda: Fake("ringmpi"),
+    ]
+    rows = measure(case, makers, judge, 1)
 
-    assert "is wrong" in str(wrong_rows(case, fake.results()))
+    assert [row.get("absent") for row in rows] == ["no kernel for this", "out of memory", None]
 
 
-def test_our_contender_measures_on_an_emulated_gpu(monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
-    from emulated.driver import EmulatedPlatform
+def test_contenders_take_turns_in_coming_first(case: Any, judge: Any) -> None:
+    from measure import measure
 
+    order: list[str] = []
+
+    class Told(Fake):
+        def seconds(self) -> float:
+            order.append(self.name)
+            return super().seconds()
+
+    measure(case, [lambda: Told("a"), lambda: Told("b")], judge, 2)
+
+    assert order[2:] == ["a", "b", "b", "a"]
+
+
+def test_a_machine_without_torch_has_our_times_alone(
+    case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from on_gpu import FLASH, Torch, Unsupported
+
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(Unsupported, match="torch is not installed"):
+        Torch(FLASH).prepare(case)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_our_contender_is_right_on_an_emulated_gpu(
+    monkeypatch: pytest.MonkeyPatch, case: Any, judge: Any, dtype: str
+) -> None:
     from measure import measure
     from on_gpu import Ringmpi
-    from ringmpi.devices import cuda
 
     monkeypatch.setattr(cuda._Here, "platform", EmulatedPlatform())
-    (found,) = measure(case, [Ringmpi], 2)
+    (found,) = measure(replace(case, dtype=dtype), [Ringmpi], judge, 2)
 
     assert "absent" not in found, found
-    assert found["alternations"] == 2
+    assert len(found["samples_s"]) == 2
+
+
+def test_what_was_found_is_on_disk_after_every_step(tmp_path: Path) -> None:
+    from check import write
+
+    found: dict[str, Any] = {"tests": {"exit_code": 0, "said": "7 passed"}, "rings": [], "rows": []}
+    write(tmp_path / "gpu/x.json", found)
+    assert json.loads((tmp_path / "gpu/x.json").read_text())["failed"] == []
+
+    found["rings"].append({"command": "run", "failed": "not done in 600 s"})
+    found["rows"].append(row("ringmpi", None, absent="is wrong"))
+    found["tests"] = {"exit_code": 1, "said": "1 failed"}
+    write(tmp_path / "gpu/x.json", found)
+    assert len(json.loads((tmp_path / "gpu/x.json").read_text())["failed"]) == 3

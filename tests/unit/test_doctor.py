@@ -157,7 +157,7 @@ class TestLibrary:
         name: str,
     ) -> None:
         monkeypatch.setattr(mpi, "load_mpi", lambda: self.fake(version, vendor))
-        monkeypatch.setattr(mpi, "loaded_libraries", lambda: ["/lib/libmpi.so.12"])
+        monkeypatch.setattr(mpi, "mpi_libraries", lambda: ["/lib/libmpi.so.12"])
 
         found, facts = mpi.library({})
 
@@ -180,7 +180,7 @@ class TestLibrary:
         version = "Open MPI v4.1.4, package: x"
         monkeypatch.setattr(mpi, "load_mpi", lambda: self.fake(version, ("Open MPI", (4, 1, 4))))
         both = ["/usr/lib/libmpi.so.40", "/venv/lib/libmpi.so.12", "/usr/lib/libmpi_mpifh.so.40"]
-        monkeypatch.setattr(mpi, "loaded_libraries", lambda: both)
+        monkeypatch.setattr(mpi, "mpi_libraries", lambda: both)
 
         facts = told(mpi.library({})[1])
 
