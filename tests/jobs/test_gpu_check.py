@@ -179,13 +179,13 @@ def test_what_is_wrong_has_no_time_and_says_so(case: Any, judge: Any, wrong: str
     good, bad = Fake("ringmpi"), Fake("other", wrong)
     rows = measure(case, [lambda: good, lambda: bad], judge, 3)
 
-    # The first time of each is not counted.
-    assert rows[0]["samples_s"] == [2.0, 3.0, 4.0]
-    assert rows[0]["median_s"] == 3.0
-    assert rows[0]["tflops"] == pytest.approx(case.flops / 3 * 1e-12)
+    # The first two times of each are not counted.
+    assert rows[0]["samples_s"] == [3.0, 4.0, 5.0]
+    assert rows[0]["median_s"] == 4.0
+    assert rows[0]["tflops"] == pytest.approx(case.flops / 4 * 1e-12)
     assert "is wrong" in rows[1]["absent"]
     assert "median_s" not in rows[1]
-    assert bad.times == 1
+    assert bad.times == 2
     assert good.forgot
     assert bad.forgot
 
@@ -216,7 +216,7 @@ def test_contenders_take_turns_in_coming_first(case: Any, judge: Any) -> None:
 
     measure(case, [lambda: Told("a"), lambda: Told("b")], judge, 2)
 
-    assert order[2:] == ["a", "b", "b", "a"]
+    assert order[4:] == ["a", "b", "b", "a"]
 
 
 def test_a_machine_without_torch_has_our_times_alone(
