@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from mpi4py import MPI
 from sharded import Check
 
 from ringmpi.comm.link import parse_link_map
-from ringmpi.comm.rates import LARGEST_EAGER, LEAST, Links, eager_limit
+from ringmpi.comm.rates import ALONE, LARGEST_EAGER, LEAST, Links, eager_limit
 from ringmpi.comm.team import Team
 
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(least=2, most=4)]
@@ -84,3 +85,40 @@ def test_the_eager_limit_is_where_sends_begin_to_need_their_receiver(
     # No library sends 16 MiB to a receiver that is not there, and all have some room for what is small.
     collective_assert(64 <= found < LARGEST_EAGER, str(found))
     collective_assert(len(set(comm.allgather(found))) == 1)
+
+
+class Buffered:
+    """A team whose library swallows what is sent, and delivers what is larger only once it is asked for."""
+
+    LARGEST = 300
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self.comm, self.watch = self, self
+        self.rank, self.barrier, self.allgather = team.rank, team.barrier, team.allgather
+        self._nbytes = 0
+
+    def Isend(self, message: list[Any], dest: int, tag: int) -> Done:  # noqa: N802 - as MPI has it
+        del message, dest, tag
+        return Done()
+
+    def Irecv(self, message: list[Any], source: int, tag: int) -> Done:  # noqa: N802 - as MPI has it
+        del source, tag
+        self._nbytes = message[0].nbytes
+        return Done()
+
+    def wait(self, requests: list[Done], doing: str) -> None:
+        del requests, doing
+        if self._team.rank == 1 and self._nbytes > self.LARGEST:
+            time.sleep(2 * ALONE)
+
+
+class Done:
+    def Test(self) -> bool:  # noqa: N802 - as MPI has it
+        return True
+
+
+def test_what_was_only_swallowed_is_not_eager(team: Team, collective_assert: Check) -> None:
+    buffered: Any = Buffered(team)
+    found = eager_limit(buffered, 0, 1, lambda nbytes: nbytes / 1e12)
+    collective_assert(found == Buffered.LARGEST, str(found))
