@@ -82,7 +82,7 @@ fi
 
 # shellcheck disable=SC2086 # lists of words
 python "$root/jobs/bench_cpu" --csv "$out/bench_cpu.csv" --figure "$out/figures/bench_cpu.png" \
-    --commit "$(ringmpi_commit)" --command "bash jobs/bench_cpu.sh" "${given[@]}" \
+    --commit "$(python "$root/jobs/origin/origin.py")" --command "bash jobs/bench_cpu.sh" "${given[@]}" \
     --device "${DEVICE:-native}" --heads "${HEADS:-2}" --threads "${THREADS:-2}" \
     --parts ${PARTS:-single ring} --dtypes ${DTYPES:-float32 bfloat16} --masks ${MASKS:-full causal} \
     --passes ${PASSES:-forward forward+backward} \

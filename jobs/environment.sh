@@ -127,16 +127,6 @@ make_environment() {
     export PATH
 }
 
-# What runs: a commit, and whether something that counts differs from it.
-ringmpi_commit() {
-    local commit
-    commit=$(git -C "$ringmpi_root" rev-parse --short HEAD 2>/dev/null || echo unknown)
-    if [ -n "$(git -C "$ringmpi_root" status --porcelain -- ringmpi kernels jobs 2>/dev/null)" ]; then
-        commit+=" with changes"
-    fi
-    echo "$commit"
-}
-
 make_environment
 
 # One BLAS thread a rank: ranks share the cores of a node.

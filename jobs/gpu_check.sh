@@ -33,7 +33,7 @@ name=${NAME:-$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | t
 
 export PYTHONPATH=$root/jobs/bench_cpu${PYTHONPATH:+:$PYTHONPATH} # What a case is stands there.
 # shellcheck disable=SC2086 # lists of words
-python "$root/jobs/gpu_check/check.py" --out "${OUT:-$root/results}/gpu/$name.json" --commit "$(ringmpi_commit)" \
+python "$root/jobs/gpu_check/check.py" --out "${OUT:-$root/results}/gpu/$name.json" --commit "$(python "$root/jobs/origin/origin.py")" \
     --dtypes ${DTYPES:-float32 float16 bfloat16} --head-dims ${HEAD_DIMS:-64 128} \
     --lengths ${LENGTHS:-4096 8192 16384 32768} --heads "${HEADS:-16}" --alternations "${ALTERNATIONS:-7}" \
     --ranks ${RANKS:-1 2 3} --transports ${TRANSPORTS:-auto staged}

@@ -33,6 +33,6 @@ if [ "$(id -u)" != 0 ] && [[ " $media " == *" netlab "* ]]; then
 fi
 
 # shellcheck disable=SC2086 # lists of words
-python "$root/jobs/lab/validate.py" --commit "$(ringmpi_commit)" --out "$out" --work "${WORK:-$out/sweep-lab}" --media $media \
+python "$root/jobs/lab/validate.py" --commit "$(python "$root/jobs/origin/origin.py")" --out "$out" --work "${WORK:-$out/sweep-lab}" --media $media \
     --ranks ${RANKS:-2 3 4} --rates ${RATES:-300 600 1000} --repeats "${REPEATS:-3}" \
     --factors ${FACTORS:-0.5 0.7 0.85 1.0 1.15 1.25 1.6}

@@ -1,4 +1,4 @@
-"""Where a page of results comes from: commit, machine, versions, command."""
+"""Where results come from: commit, machine, versions, command. By itself it prints the commit."""
 
 from __future__ import annotations
 
@@ -25,19 +25,27 @@ def origin(script: str, variables: Sequence[str], seconds: float) -> list[str]:
     seconds : float
         That it took.
     """
-    commit = _git("rev-parse", "--short=12", "HEAD")
-    changed = " with changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
     asked = "".join(f"{name}={os.environ[name]} " for name in variables if name in os.environ)
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     return [
         f"* made by `{asked}bash jobs/{script}` in {seconds / 60:.0f} minutes",
-        f"* commit: {commit or 'unknown'}{changed}",
+        f"* commit: {commit()}",
         f"* machine: {processor()}, {len(os.sched_getaffinity(0))} cores, {system()}",
         f"* Python {sys.version.split()[0]}, {versions}",
     ]
+
+
+def commit() -> str:
+    """Return what runs: a commit, and whether something that counts differs from it."""
+    changed = _git("status", "--porcelain", "--", "ringmpi", "kernels", "jobs")
+    return (_git("rev-parse", "--short=12", "HEAD") or "unknown") + (" with changes" if changed else "")
 
 
 def _git(*words: str) -> str:
     """Return what git says of the checkout; nothing where it says nothing."""
     command = ["git", "-C", str(ROOT), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    print(commit())
