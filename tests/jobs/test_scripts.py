@@ -34,6 +34,7 @@ COMMANDING = [
     not in (
         "bench_cpu.sh",
         "fuzz.sh",
+        "gpu_check.sh",
         "kernels.sh",
         "lab.sh",
         "netlab.sh",
