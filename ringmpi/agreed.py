@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ringmpi.comm.awareness import why_no_device_pointers
+from ringmpi.comm.node import local_from_environment
 from ringmpi.comm.policy import chosen_transport
 from ringmpi.comm.team import Team
 from ringmpi.devices import (
@@ -82,9 +83,10 @@ def _with_gpu(team: Team, agreed: Agreed, transport: str) -> Agreed:
     ]
     why = f"{reasons[0][1]} (rank {reasons[0][0]} of {team.size})" if reasons else ""
     chosen = chosen_transport(transport, agreed.device, why)
-    hosts = team.hosts()
+    hosts, local = team.hosts(), local_from_environment()
+    told = team.allgather(None if local is None else local.rank)
     try:
-        gpu = gpu_for(local_rank(hosts, team.rank))
+        gpu = gpu_for(local_rank(hosts, told, team.rank))
     except RingMPIError as lacking:
         error = lacking
     team.agree(error)

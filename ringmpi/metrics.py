@@ -190,6 +190,8 @@ class RankSummary:
         Seconds.
     polling : float
         Seconds that progress took of the compute, or a helper thread beside it; NaN if not recorded.
+    device_time : float
+        Seconds between events of the GPU, of the same compute; 0 without a GPU, NaN if not recorded.
     overlap : float
         Hidden part of the transfers, 0 to 1; NaN where nothing moved.
     counts : dict of str to int
@@ -202,6 +204,7 @@ class RankSummary:
     overhead: float
     total: float
     polling: float
+    device_time: float
     overlap: float
     counts: dict[str, int]
 
@@ -218,7 +221,7 @@ def by_rank(timings: Timings) -> list[RankSummary]:
     hidden = overlap(timings)
     compute, stall = median(compute_time(records)), median(stall_time(records))
     overhead, total = median(overhead_time(records)), median(step_time(records))
-    polling = median(records["polling"])
+    polling, device_time = median(records["polling"]), median(records["device_time"])
     # Counts are the same in every repeat.
     counts = {name: records[name][-1].sum(axis=-1) for name in COUNTS}
     return [
@@ -229,6 +232,7 @@ def by_rank(timings: Timings) -> list[RankSummary]:
             overhead=float(overhead[rank]),
             total=float(total[rank]),
             polling=float(polling[rank]),
+            device_time=float(device_time[rank]),
             overlap=float(hidden[rank]),
             counts={
                 name: int(number[rank]) for name, number in counts.items() if np.isfinite(number[rank])

@@ -23,8 +23,8 @@ if "mpi4py.MPI" not in sys.modules:
 def pytest_configure(config: pytest.Config) -> None:
     """Give each rank a temporary folder of its own.
 
-    In the one that pytest takes by default, ranks that end together tidy up at once, and those that find a folder
-    half removed by another fail.
+    In the one that pytest takes by default, ranks that end together tidy up at once, and those that find
+    a folder half removed by another fail.
     """
     if config.getoption("with_mpi") and config.option.basetemp is None:
         folder = tempfile.mkdtemp(prefix="ringmpi-tests-")

@@ -17,7 +17,17 @@ from pathlib import Path
 
 import nvrtc
 from occupancy import MULTIPROCESSORS, occupancy
-from ringmpi.devices.launch import BACKWARD, BOUNDS, BOUNDS_THREADS, FORWARD, HEAD_SIZES, Variant, unit
+from ringmpi.devices.launch import (
+    BACKWARD,
+    BOUNDS,
+    BOUNDS_THREADS,
+    CHORE_THREADS,
+    CHORES,
+    FORWARD,
+    HEAD_SIZES,
+    Variant,
+    unit,
+)
 from ringmpi.softmax import DTYPES
 
 ROOT = Path(__file__).parents[2]
@@ -43,11 +53,21 @@ class Module:
         source = (KERNELS / "attention.cu").read_text()
         options = (f"-arch={self.arch}", f"-I{KERNELS}", *self.variant.options)
         found = nvrtc.compile_source(self.cuda, source, "attention.cu", options)
-        return [self._row(kernel, found[kernel]) for kernel in (BOUNDS, FORWARD, *BACKWARD)]
+        return [self._row(kernel, found[kernel]) for kernel in self.kernels]
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Those that have rows: chores once a dtype, as they do not depend on the size of heads."""
+        chores = CHORES if self.variant.head_size == HEAD_SIZES[-1] else ()
+        return BOUNDS, FORWARD, *BACKWARD, *chores
 
     def _row(self, kernel: str, figures: nvrtc.Figures) -> Row:
         threads = BOUNDS_THREADS if kernel == BOUNDS else self.variant.threads
-        shared = self.variant.shared_nbytes(kernel) + figures.static_shared
+        shared = figures.static_shared
+        if kernel in CHORES:
+            threads = CHORE_THREADS
+        else:
+            shared += self.variant.shared_nbytes(kernel)
         fits = occupancy(self.arch, threads, figures.registers, shared)
         values = (
             *(self.cuda, self.arch, self.variant.dtype, self.variant.head_size, self.variant.unit),

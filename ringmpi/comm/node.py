@@ -1,7 +1,8 @@
 """Which of its node's ranks a process is, as its launcher says. Imports no MPI.
 
-Before MPI is initialised: a GPU must be chosen, and something done once a node, while MPI is not up yet.
-After that MPI's own split of the ranks by shared memory, `Job.local_rank`, is right whatever this says.
+Of use where MPI cannot tell: while it is not up yet, and in a communicator that holds some of a node's ranks
+only, which choose GPUs among all. Else MPI's own split of the ranks by shared memory, `Job.local_rank`, is
+right whatever this says.
 """
 
 from __future__ import annotations

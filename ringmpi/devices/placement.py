@@ -34,12 +34,28 @@ class Gpu:
         return f"{self.name}, sm_{self.capability[0]}{self.capability[1]}"
 
 
-def local_rank(hosts: Sequence[str], rank: int) -> int:
+def local_rank(hosts: Sequence[str], told: Sequence[int | None], rank: int) -> int:
     """Return the place of a rank among those of its node, however ranks are spread over nodes. Local.
 
-    >>> [local_rank(["a", "b", "a", "b"], rank) for rank in range(4)]
+    Parameters
+    ----------
+    hosts : sequence of str
+        By rank.
+    told : sequence of int or None
+        What the launcher told each rank of its place. It goes first: a communicator of some of the ranks does
+        not know of the others on its nodes, and two of them would take the same GPU.
+    rank : int
+
+    Examples
+    --------
+    >>> [local_rank(["a", "b", "a", "b"], [None] * 4, rank) for rank in range(4)]
     [0, 0, 1, 1]
+    >>> [local_rank(["a", "a"], [2, 3], rank) for rank in range(2)]
+    [2, 3]
     """
+    places = [place for place in told if place is not None]
+    if len(places) == len(hosts):
+        return places[rank]
     return sum(host == hosts[rank] for host in hosts[:rank])
 
 

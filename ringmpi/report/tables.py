@@ -202,6 +202,20 @@ def cost_of_progress(result: ResultFile, direction: Pass, console: Console) -> N
     )
 
 
+def share_of_device(result: ResultFile, direction: Pass, console: Console) -> None:
+    """Print how much of the compute, as the host saw it, a GPU was at work by its own clock."""
+    shares = [
+        rank.device_time / rank.compute
+        for rank in by_rank(result.timings(direction))
+        if rank.device_time > 0 and rank.compute > 0
+    ]
+    if shares:
+        console.print(
+            f"device: by its own clock the GPU was at work in {np.mean(shares):.1%} of the compute, "
+            f"at least {min(shares):.1%} on a rank"
+        )
+
+
 def who_travels(result: ResultFile, console: Console) -> None:
     """Print the rule of who should travel, where only some positions attend."""
     experiment = result.experiment
@@ -275,6 +289,7 @@ def report(result: ResultFile, console: Console) -> None:
     for direction in result.directions:
         rank_table(result, direction, console)
         cost_of_progress(result, direction, console)
+        share_of_device(result, direction, console)
         blame_table(result, direction, console)
     who_travels(result, console)
     verdict_table(result.verdicts(), str(result.facts("verification").get("how", "none")), console)

@@ -1,4 +1,4 @@
-"""The GPU device on a GPU: the cases of the SIMT executor, and rings of ranks on the GPUs there are."""
+"""The GPU device on a GPU: chores included, the same bits every time, and rings of ranks on what there is."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LIMIT = 300
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("case", "blocks"), GRID.values(), ids=GRID.keys())
-def test_blocks_give_dense_attention_and_its_gradients(
+@pytest.mark.parametrize(("case", "blocks"), GRID.values(), ids=GRID)
+def test_blocks_that_stay_on_the_gpu_give_dense_attention(
     case: Case, blocks: list[NDArray[np.int64]], dtype: str
 ) -> None:
     case = replace(case, dtype=dtype)

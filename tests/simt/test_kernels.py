@@ -1,4 +1,7 @@
-"""The GPU's kernels, thread by thread on a CPU, held against dense attention as every other device is."""
+"""The GPU's kernels, held against dense attention as every other device is: here thread by thread on a CPU.
+
+`gpu.test_kernels` has those that ask nothing of the executor run on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +16,16 @@ from unit.attending import Backward, Case, attend, cut, state_of, striped
 from unit.test_devices_attend import REACH
 
 from ringmpi.devices import Block, Outcome, Queries
-from ringmpi.devices.launch import TENSOR_CAPABILITY
 from ringmpi.mask import Mask
 
+from .conftest import DeviceOf, Kind
 from .device import SimtDevice
-
-#: An architecture without matrix instructions, and one with them, which matters to 16-bit numbers only.
-OLD, NEW = (7, 5), TENSOR_CAPABILITY
 
 #: Rows and columns of most tiles.
 TILE = 64
 
-UNITS = {dtype: ((NEW,) if dtype in ("float64", "float32") else (NEW, OLD)) for dtype in DTYPES}
-KINDS = {
-    f"{dtype}{'' if capability == NEW else ', plain'}": (dtype, capability)
-    for dtype, capabilities in UNITS.items()
-    for capability in capabilities
-}
 
-
-@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
-def kind(request: pytest.FixtureRequest) -> tuple[str, tuple[int, int]]:
-    """A dtype, and an architecture."""
-    found: tuple[str, tuple[int, int]] = request.param
-    return found
-
-
-def device_of(case: Case, capability: tuple[int, int] = NEW, **options: Any) -> SimtDevice:
-    return SimtDevice(case.mask, case.scale, capability, **options)
-
-
-def assert_right(case: Case, blocks: list[NDArray[np.int64]], device: SimtDevice) -> None:
+def assert_right(case: Case, blocks: list[NDArray[np.int64]], device: Any) -> None:
     """Attend to blocks and back, and hold both against dense attention."""
     tensors = case.tensors()
     out, lse, _ = attend(device, case, tensors, blocks)
@@ -86,7 +68,7 @@ GRID = {
 
 @pytest.mark.parametrize(("case", "blocks"), GRID.values(), ids=GRID.keys())
 def test_blocks_give_dense_attention_and_its_gradients(
-    case: Case, blocks: list[NDArray[np.int64]], kind: tuple[str, tuple[int, int]]
+    device_of: DeviceOf, case: Case, blocks: list[NDArray[np.int64]], kind: Kind
 ) -> None:
     case = replace(case, dtype=kind[0])
 
@@ -126,7 +108,8 @@ SEVERAL = Case(tokens=150, heads=2, kv_heads=1, head_dim=24, causal=True, window
 
 
 def test_the_same_bits_come_out_in_whatever_order_threads_run(
-    kind: tuple[str, tuple[int, int]],
+    device_of: DeviceOf,
+    kind: Kind,
 ) -> None:
     case = replace(SEVERAL, dtype=kind[0])
     backward = Backward.of(case)
@@ -142,7 +125,7 @@ def test_the_same_bits_come_out_in_whatever_order_threads_run(
 
 @pytest.mark.parametrize("head_dim", [8, 9], ids=["aligned", "unaligned"])
 def test_memory_in_front_and_behind_is_left_alone(
-    head_dim: int, kind: tuple[str, tuple[int, int]]
+    device_of: DeviceOf, head_dim: int, kind: Kind
 ) -> None:
     # Arrays of 8 numbers a token are multiples of 16 bytes long, and begin at one wherever they end.
     case = replace(SEVERAL, head_dim=head_dim, dtype=kind[0], queries=77)
@@ -157,7 +140,7 @@ def test_memory_in_front_and_behind_is_left_alone(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_wide_indices_give_the_same_bits(dtype: str) -> None:
+def test_wide_indices_give_the_same_bits(device_of: DeviceOf, dtype: str) -> None:
     case = replace(SEVERAL, dtype=dtype)
     backward = Backward.of(case)
 
@@ -172,7 +155,7 @@ def test_wide_indices_give_the_same_bits(dtype: str) -> None:
 
 @pytest.mark.parametrize("order", [[3, 2, 1, 0], [2, 0, 3, 1]], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_blocks_may_come_in_any_order(dtype: str, order: list[int]) -> None:
+def test_blocks_may_come_in_any_order(device_of: DeviceOf, dtype: str, order: list[int]) -> None:
     case = Case(tokens=90, dtype=dtype, causal=True, window=40)
     blocks = cut(90, 3, 65, 1)
 
@@ -182,7 +165,7 @@ def test_blocks_may_come_in_any_order(dtype: str, order: list[int]) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
 @pytest.mark.parametrize("where", ["k", "v", "k and v"])
 def test_a_wild_key_behind_the_mask_reaches_nobody(
-    where: str, bad: float, kind: tuple[str, tuple[int, int]]
+    device_of: DeviceOf, where: str, bad: float, kind: Kind
 ) -> None:
     case = Case(tokens=80, dtype=kind[0], causal=True, documents=(0, 6, 80))
     q, k, v = case.tensors()
@@ -205,7 +188,7 @@ def test_a_wild_key_behind_the_mask_reaches_nobody(
     assert not np.isfinite(out[:, :, ~hidden].astype(np.float64)).any() or bad == np.inf
 
 
-def test_a_nan_value_reaches_exactly_the_rows_that_see_it(kind: tuple[str, tuple[int, int]]) -> None:
+def test_a_nan_value_reaches_exactly_the_rows_that_see_it(device_of: DeviceOf, kind: Kind) -> None:
     case = Case(tokens=80, head_dim=16, dtype=kind[0], causal=True, window=30)
     q, k, v = case.tensors()
     v[:, :, 5] = np.nan
@@ -220,7 +203,7 @@ def test_a_nan_value_reaches_exactly_the_rows_that_see_it(kind: tuple[str, tuple
 
 @pytest.mark.parametrize("name", REACH)
 def test_a_nan_reaches_the_gradients_of_its_pairs_and_no_others(
-    name: str, kind: tuple[str, tuple[int, int]]
+    device_of: DeviceOf, name: str, kind: Kind
 ) -> None:
     case = Case(causal=True, documents=(0, 6, 17), heads=4, batch=2, dtype=kind[0])
     clean, token = Backward.of(case), 8
@@ -242,7 +225,7 @@ def test_a_nan_reaches_the_gradients_of_its_pairs_and_no_others(
         assert np.abs(gradient - right)[~touched].max() <= 17 * 100 * np.finfo(np.float32).eps
 
 
-def test_rows_without_a_key_give_and_get_nothing(kind: tuple[str, tuple[int, int]]) -> None:
+def test_rows_without_a_key_give_and_get_nothing(device_of: DeviceOf, kind: Kind) -> None:
     # Only later keys are offered, so causal rows before them see nothing.
     case = Case(tokens=70, dtype=kind[0], causal=True)
     device, late = device_of(case, kind[1]), [np.arange(40, 70)]
@@ -262,7 +245,9 @@ def test_rows_without_a_key_give_and_get_nothing(kind: tuple[str, tuple[int, int
 
 
 @pytest.mark.parametrize("head_dim", [1, 5, 12, 80])
-def test_the_scale_is_that_of_the_device_and_not_of_a_padded_head(head_dim: int) -> None:
+def test_the_scale_is_that_of_the_device_and_not_of_a_padded_head(
+    device_of: DeviceOf, head_dim: int
+) -> None:
     case = Case(tokens=1, heads=1, kv_heads=1, head_dim=head_dim, dtype="float64")
     ones = np.ones((1, 1, 1, head_dim))
 
@@ -273,7 +258,7 @@ def test_the_scale_is_that_of_the_device_and_not_of_a_padded_head(head_dim: int)
     assert abs(lse.item() - head_dim**0.5) <= budget
 
 
-def test_gradients_are_added_to_what_is_there(kind: tuple[str, tuple[int, int]]) -> None:
+def test_gradients_are_added_to_what_is_there(device_of: DeviceOf, kind: Kind) -> None:
     backward = Backward.of(replace(SEVERAL, dtype=kind[0]))
     device = device_of(backward.case, kind[1])
     (alone, _), total = backward.run(device, cut(150)), backward.gradients()
@@ -293,7 +278,9 @@ def test_gradients_are_added_to_what_is_there(kind: tuple[str, tuple[int, int]])
         assert 0.1 < np.abs(expected).max() < 64
 
 
-def test_large_gradients_of_float16_keep_their_range() -> None:
+def test_large_gradients_of_float16_keep_their_range(
+    device_of: DeviceOf,
+) -> None:
     # ds reaches beyond the largest float16, 65504, and below the smallest.
     case = Case(tokens=66, head_dim=16, dtype="float16", window=40)
     for factor in (2.0**12, 2.0**-12):

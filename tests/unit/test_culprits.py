@@ -14,7 +14,7 @@ from walked import World, pairs_of, walk
 
 from ringmpi.config import experiment_from
 from ringmpi.report.culprits import MOST_STEPS, blame_table
-from ringmpi.report.tables import cost_of_progress
+from ringmpi.report.tables import cost_of_progress, share_of_device
 from ringmpi.schedule import Pass
 from ringmpi.store import TIMINGS, ResultFile, ResultWriter
 
@@ -25,7 +25,12 @@ RANKS = 4
 
 
 def written(
-    path: Path, world: World, offset: float = 0.0, polling: float = 0.0, **options: Any
+    path: Path,
+    world: World,
+    offset: float = 0.0,
+    polling: float = 0.0,
+    device_time: float = 0.0,
+    **options: Any,
 ) -> ResultFile:
     """Return a result of two repeats, the second one longer; rank 1's clock is ahead by an offset."""
     given = {"seq_len": 8 * RANKS, "heads": 1, "kv_heads": 1, "head_dim": 1, **options}
@@ -33,7 +38,7 @@ def written(
     schedules = experiment.schedules(RANKS, 1, Pass.FORWARD)
     pairs = pairs_of(given, RANKS, 1, Pass.FORWARD)
     beside, alone = walk(schedules, pairs, world), walk(schedules, pairs, world.silent())
-    beside["polling"] = polling
+    beside["polling"], beside["device_time"] = polling, device_time
     with ResultWriter(path) as writer:
         writer.texts("ranks/hostname", ["node"] * RANKS, "node")
         for name, records in (("", beside), ("/alone", alone)):
@@ -171,3 +176,14 @@ def test_what_progress_takes_is_told(tmp_path: Path, policy: str, words: str) ->
     text = told(result, cost_of_progress)
     assert text.startswith(words)
     assert bool(text) is bool(words)
+
+
+def test_a_gpu_is_told_to_be_at_work_by_its_own_clock(tmp_path: Path) -> None:
+    """9 ms in each of four steps of 10 ms; nothing is told where there is no such clock."""
+    with_gpu = written(tmp_path / "a.h5", World(PAIR, 1e-3), device_time=9e-3)
+    without = written(tmp_path / "b.h5", World(PAIR, 1e-3))
+
+    assert told(with_gpu, share_of_device) == (
+        "device: by its own clock the GPU was at work in 90.0% of the compute, at least 90.0% on a rank\n"
+    )
+    assert told(without, share_of_device) == ""

@@ -21,10 +21,22 @@ def test_ranks_of_a_node_take_the_gpus_that_they_see_in_turns(
     hosts: str, visible: dict[str, int], right: list[int]
 ) -> None:
     found = [
-        chosen_index(local_rank(list(hosts), rank), visible[hosts[rank]]) for rank in range(len(hosts))
+        chosen_index(local_rank(list(hosts), [None] * len(hosts), rank), visible[hosts[rank]])
+        for rank in range(len(hosts))
     ]
 
     assert found == right
+
+
+def test_two_rings_on_a_node_do_not_take_the_same_gpus() -> None:
+    # Each of two communicators, of ranks 0, 1 and of ranks 2, 3 of one node, by what the launcher told them.
+    found = [local_rank(["a", "a"], told, rank) for told in ([0, 1], [2, 3]) for rank in range(2)]
+
+    assert found == [0, 1, 2, 3]
+
+
+def test_what_a_launcher_told_some_ranks_alone_does_not_count() -> None:
+    assert [local_rank(["a", "a", "a"], [0, None, 0], rank) for rank in range(3)] == [0, 1, 2]
 
 
 def test_who_shares_is_told_by_identity_and_not_by_index() -> None:
