@@ -20,7 +20,7 @@ from ringmpi.errors import ScheduleError
 from ringmpi.simulator.disturbance import Disturbance
 from ringmpi.simulator.flows import Flows, Load
 from ringmpi.simulator.network import Shared, max_min_rates
-from ringmpi.simulator.record import Recorder
+from ringmpi.simulator.record import Recorder, later
 from ringmpi.simulator.work import Work
 
 Array = NDArray[Any]
@@ -218,9 +218,8 @@ class _Pass:
         )
         old = self._awaited[ranks, due]
         # Of those that end at once it is a receive, and from the highest rank.
-        alike = (new["at"] == old["at"]) & (new["received"] == old["received"])
-        last = (new["at"] > old["at"]) | (new["received"] > old["received"])
-        last |= alike & (new["peer"] > old["peer"])
+        last = later(new["at"], old["at"]) | (new["received"] > old["received"])
+        last |= (new["received"] == old["received"]) & (new["peer"] > old["peer"])
         ordered = np.argsort(peers, kind="stable")
         ordered = ordered[last[ordered]]
         self._awaited[ranks[ordered], due[ordered]] = new[ordered]

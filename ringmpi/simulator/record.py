@@ -47,11 +47,24 @@ def watched_ranks(size: int, steps: int, slow: Mapping[int, float]) -> Ranks:
 #: Columns that say what was waited for; there are files without.
 AWAITED = ("waited_for", "peer_posted")
 
+#: Moments are sums, right to this part of themselves: of thousands of terms, each rounded by 1.1e-16 at most.
+#: What is later by less ends at once, or the order of additions would tell what was waited for.
+ROUNDING = 1e-12
+
 #: Tiles are not known: a machine that is not here has cut none.
 TILES = ("tiles", "tiles_unmasked", "tiles_skipped")
 
 #: What is summed over steps: seconds, and counts.
 SUMMED = ("compute", *Load.SENT, "pairs")
+
+
+def later(moments: Array, others: Array) -> Array:
+    """Return which moments are later than others, by more than the rounding of either. Local.
+
+    >>> later(np.array([1.0, 1.0 + 1e-15, 1.1, 1.0]), np.array([1.0, 1.0, 1.0, -np.inf]))
+    array([False, False,  True,  True])
+    """
+    return np.asarray(moments > others * (1 + ROUNDING))
 
 
 class Recorder:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringmpi.simulator.disturbance import Disturbance
 from ringmpi.simulator.flows import Flows
-from ringmpi.simulator.record import Recorder
+from ringmpi.simulator.record import Recorder, later
 from ringmpi.simulator.work import Work
 
 Array = NDArray[Any]
@@ -143,17 +143,22 @@ def _awaited(arrived: Sequence[_Sent], ranks: NDArray[np.intp]) -> tuple[Array, 
         mine = flows.sent_by(ranks, len(what.posted))
         seen = np.where((mine < 0) | flows.eager[mine], -np.inf, what.arrival[mine])
         whose = flows.receivers[mine]
-        last = (seen > latest) | (np.isfinite(seen) & (seen == latest) & (whose > peer))
-        peer, latest = np.where(last, whose, peer), np.where(last, seen, latest)
+        last = later(seen, latest) | (_at_once(seen, latest) & (whose > peer))
+        peer, latest = np.where(last, whose, peer), np.maximum(seen, latest)
     received = np.zeros(len(ranks), bool)
     for what in arrived:
         flows = what.flows
         mine = flows.received_by(ranks, len(what.posted))
         seen, whose = np.where(mine < 0, -np.inf, what.seen[mine]), flows.senders[mine]
-        last = (seen > latest) | (np.isfinite(seen) & (seen == latest) & (~received | (whose > peer)))
+        last = later(seen, latest) | (_at_once(seen, latest) & (~received | (whose > peer)))
         peer, posted = np.where(last, whose, peer), np.where(last, what.posted[whose], posted)
-        latest, received = np.where(last, seen, latest), received | last
+        latest, received = np.maximum(seen, latest), received | last
     return peer, posted
+
+
+def _at_once(moments: Array, others: Array) -> Array:
+    """Return which moments are there, and the same as others."""
+    return np.asarray(np.isfinite(moments) & ~later(moments, others) & ~later(others, moments))
 
 
 def _note(known: dict[int, Array], flows: Flows, values: Array, size: int) -> None:

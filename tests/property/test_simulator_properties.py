@@ -19,6 +19,7 @@ from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, Shards
 from ringmpi.schedule.hops import hops
 from ringmpi.simulator.disturbance import Disturbance
 from ringmpi.simulator.network import Shared, max_min_rates
+from ringmpi.simulator.passes import Simulation
 from ringmpi.simulator.record import AWAITED
 from ringmpi.simulator.work import Work
 from ringmpi.trace import MOMENTS, QUANTITIES
@@ -160,10 +161,22 @@ def test_recurrence_and_events_are_one_model(
         disturbance=uneven,
     )
     assert made.by_recurrence
+    assert_alike(made)
 
+
+def test_which_of_two_transfers_was_the_last_does_not_hang_on_rounding() -> None:
+    """Rank 5 waits for ranks 4 and 0, whose transfers end at once but for the last digits of their sums."""
+    four_tokens = task(6, seq_len=4, shape=replace(SHAPE, num_heads=9, num_kv_heads=9, head_dim=4))
+    on = machine(2, flops=1e6, latency=1e-4, bandwidth=1e6, inter=3e5, total=1e12)
+
+    assert_alike(simulation(four_tokens, on, "allgather", disturbance=Disturbance(slow={0: 3.0})))
+
+
+def assert_alike(made: Simulation) -> None:
+    """Hold a recurrence against events, where flows do not overtake each other, nor move in pieces."""
     quick = made.run()
     if not made.by_recurrence:
-        return  # Flows that overtake each other, or move in pieces.
+        return
     told = by_events(made).run()
 
     whole = quick.records["step_end"].max()
