@@ -34,6 +34,7 @@ from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.mask import Mask
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, Shards, Step
 from ringmpi.softmax import DTYPES, check_scale
+from ringmpi.tensors import Shape
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -227,6 +228,12 @@ class Experiment:
     def num_queries(self) -> int:
         """How many positions attend: the last ones of the sequence."""
         return self.seq_len if self.query_len is None else self.query_len
+
+    @property
+    def shape(self) -> Shape:
+        """Batch, heads, head_dim and dtype."""
+        dtype = numpy_dtype(self.dtype)
+        return Shape(self.batch, self.heads, self.kv_heads, self.head_dim, dtype)
 
     @property
     def name(self) -> str:

@@ -19,7 +19,6 @@ import numpy as np
 from ringmpi.comm.link import parse_link
 from ringmpi.config import Experiment, experiment_from
 from ringmpi.devices.paced import parse_slow
-from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError
 from ringmpi.model.machine import INTER, INTRA, Connection, Machine, constant, read_machine
 from ringmpi.model.prices import Task
@@ -35,7 +34,6 @@ from ringmpi.simulator.disturbance import (
 from ringmpi.simulator.passes import Simulated, Simulation
 from ringmpi.simulator.work import Work
 from ringmpi.store import TIMINGS, ResultWriter, refusal
-from ringmpi.tensors import Shape
 
 #: The most ranks: an MPI job of a whole large system, one rank a device.
 MOST_RANKS = 16384
@@ -76,15 +74,8 @@ class Scenario:
     def work(self, direction: Pass) -> Work:
         """Return what all ranks do in a pass."""
         experiment, layouts = self.experiment, self.experiment.layouts(self.ranks)
-        shape = Shape(
-            experiment.batch,
-            experiment.heads,
-            experiment.kv_heads,
-            experiment.head_dim,
-            numpy_dtype(experiment.dtype),
-        )
         task = Task(
-            shape,
+            experiment.shape,
             layouts["k"],
             layouts["q"],
             experiment.causal,

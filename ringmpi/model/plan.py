@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 from ringmpi.config import Experiment, experiment_from
-from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError
 from ringmpi.layout import Layout
 from ringmpi.model.costs import allowed_share, attention_flops, hop_nbytes, least_queries
@@ -24,7 +23,6 @@ from ringmpi.model.prices import Task
 from ringmpi.model.transformer import Transformer, plain, published
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ranks
 from ringmpi.schedule.steps import Part, Payload
-from ringmpi.tensors import Shape
 
 #: Ranks where nobody says how many: those of the usual node.
 RANKS = 8
@@ -392,16 +390,9 @@ def _crossing(hidden: Callable[[int], bool]) -> int | None:
 def _task(experiment: Experiment, layout: str) -> Task:
     ranks = experiment.ranks
     assert ranks is not None
-    shape = Shape(
-        experiment.batch,
-        experiment.heads,
-        experiment.kv_heads,
-        experiment.head_dim,
-        numpy_dtype(experiment.dtype),
-    )
     first = experiment.seq_len - experiment.num_queries
     return Task(
-        shape,
+        experiment.shape,
         Layout(layout, experiment.seq_len, ranks),
         Layout(layout, experiment.num_queries, ranks, first),
         experiment.causal,

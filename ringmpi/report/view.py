@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from ringmpi.blame import Blame, blame
 from ringmpi.config import Experiment
-from ringmpi.encoding import numpy_dtype
 from ringmpi.metrics import compute_time, makespans, stall_time, typical_repeat
 from ringmpi.report.culprits import MOST_STEPS
 from ringmpi.report.kinds import COMPUTE, INDEX, OVERHEAD, UNBLAMED
 from ringmpi.schedule import Pass, Shards
 from ringmpi.schedule.hops import Hop
 from ringmpi.store import ResultFile
-from ringmpi.tensors import Shape
 from ringmpi.timeline import Timeline, timeline_of
 from ringmpi.trace import MOMENTS
 
@@ -289,13 +287,6 @@ def explainable(result: ResultFile, direction: Pass) -> bool:
 
 def bytes_of_hops(experiment: Experiment, size: int) -> Callable[[Hop], int]:
     """Return what gives the bytes of the hops of an experiment on `size` ranks. Local."""
-    shape = Shape(
-        experiment.batch,
-        experiment.heads,
-        experiment.kv_heads,
-        experiment.head_dim,
-        numpy_dtype(experiment.dtype),
-    )
-    layouts = experiment.layouts(size)
+    shape, layouts = experiment.shape, experiment.layouts(size)
     shards = Shards(layouts["k"], layouts["q"], 0)  # What a part is does not depend on who asks.
     return lambda hop: shape.nbytes(hop.part, shards)
