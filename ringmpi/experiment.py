@@ -60,10 +60,9 @@ def run(experiment: Experiment, job: Job) -> int:
         On every rank, after finished work is on disk.
     """
     path = output_path(experiment, job.team.size)
-    inner, agreed = _agree_on_start(experiment, path, job.team)
+    inner, agreed = job.all_or_none(lambda: _agree_on_start(experiment, path, job.team))
     with ResultWriter(path) if job.team.rank == 0 else nullcontext() as writer:
-        job.unfinished = job.team.share(None if writer is None else writer.temporary)
-        under_way = Run(experiment, job, inner, agreed, writer)
+        under_way = job.all_or_none(lambda: _begin(experiment, job, inner, agreed, writer))
         interruption = _common_end(job, under_way.measure())
         under_way.write(interruption)
     if interruption is not None:
@@ -430,6 +429,14 @@ def _agree_on_start(experiment: Experiment, path: Path, team: Team) -> tuple[int
         team, experiment.device, experiment.threads, experiment.matrix_unit, experiment.transport
     )
     return inner, agreed
+
+
+def _begin(
+    experiment: Experiment, job: Job, inner: int, agreed: Agreed, writer: ResultWriter | None
+) -> Run:
+    """Tell all ranks of the file that rank 0 has begun, and return the run. Collective."""
+    job.unfinished = job.team.share(None if writer is None else writer.temporary)
+    return Run(experiment, job, inner, agreed, writer)
 
 
 def _memory_refusal(experiment: Experiment, team: Team, neighbours: int) -> ConfigError | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
@@ -65,6 +66,11 @@ ALWAYS = ("started", "posted", "launched", "compute_done", "step_end", "bytes_se
 
 #: A clock is compared with rank 0's before and after the passes.
 MOST_COMPARISONS = 2
+
+#: Seconds that a reader waits for a lock to be given back: a writer holds its own for a moment more after the
+#: file has appeared, so one that reads its result beside another writer may meet it.
+LOCK_PATIENCE = 1.0
+LOCK_NAP = 0.01
 
 #: The most that deflate makes of a byte (zlib.net/zlib_tech.html), if somebody has compressed a file.
 DEFLATE = 1032
@@ -327,6 +333,23 @@ class Facts(dict[str, Any]):
         raise StoreError(f"{self._where} has no {name}: damaged, or of another ringmpi")
 
 
+def _opened(path: Path) -> h5py.File:
+    """Open a file for reading, once nobody writes to it."""
+    deadline = time.monotonic() + LOCK_PATIENCE
+    while True:
+        try:
+            # HDF5 looks for shards beside the name that it is given, which may be a link.
+            return h5py.File(path.resolve(), "r")
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise StoreError(
+                    f"{path}: another process is writing to it; try again later"
+                ) from error
+        except OSError as error:
+            raise StoreError(f"{path}: not an HDF5 file, or a damaged one: {error}") from error
+        time.sleep(LOCK_NAP)
+
+
 class ResultFile:
     """A complete result file, opened for reading. Local.
 
@@ -348,13 +371,7 @@ class ResultFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise StoreError(f"{path}: is no file; name a result of ringmpi run")
-        try:
-            # HDF5 looks for shards beside the name that it is given, which may be a link.
-            self._file = h5py.File(self.path.resolve(), "r")
-        except BlockingIOError as error:
-            raise StoreError(f"{path}: another process is writing to it; try again later") from error
-        except OSError as error:
-            raise StoreError(f"{path}: not an HDF5 file, or a damaged one: {error}") from error
+        self._file = _opened(self.path)
         try:
             self._check_whole()
             self._shards = Shards.of(self.path.resolve(), self._file)

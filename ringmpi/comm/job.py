@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ringmpi.comm.launcher import Launch, check_library, check_size
 from ringmpi.comm.probe import library_name, load_mpi, thread_level
@@ -28,6 +28,8 @@ from ringmpi.errors import (
     StoreError,
     WriteError,
 )
+
+T = TypeVar("T")
 
 #: Seconds between the last words of a rank and its abort: the launcher drops what it has not yet forwarded.
 LAST_WORDS = 0.3
@@ -75,6 +77,37 @@ class Job:
         # All ranks of the node are through MPI_Init: they have met in the collectives above.
         if self.local_rank == 0:
             release_segments()
+
+    def all_or_none(self, begin: Callable[[], T]) -> T:
+        """Do what every rank must have done before any goes on, and return what it gives. Collective.
+
+        A rank that heeds a signal in it would leave, and one that is through already would wait for it, in
+        its own orderly end, until the launcher kills it.
+
+        Raises
+        ------
+        Interrupted
+            On every rank, if any heeded a signal.
+        RingMPIError
+            On every rank, if `begin` raises it on every rank.
+        """
+        stop: Interrupted | None = None
+        refused: RingMPIError | None = None
+        try:
+            made = begin()
+        except Interrupted as met:
+            stop = met
+        except RingMPIError as error:
+            if not error.everywhere:
+                raise
+            refused = error
+        with self.watch.held():  # Or this rank would not hear what the others met.
+            stop = self.closing.agreed_stop(stop)
+        if stop is not None:
+            raise stop
+        if refused is not None:
+            raise refused
+        return made
 
 
 def start_mpi(launch: Launch) -> Any:

@@ -194,7 +194,17 @@ def test_signal_during_a_long_verification_keeps_the_outputs(ended: Ended) -> No
                 meanwhile=signalling(TERM, "1", "sleep-1"),
             ),
             id="a rank still makes its shard",
-        )
+        ),
+        pytest.param(
+            # Rank 3 hears of it from rank 2, while rank 0 has told it and gone on.
+            Scenario(
+                4,
+                "run --seq-len 48 --heads 2 --head-dim 4 --output r.h5",
+                fault="sleep:seconds=2:rank=2:place=begin",
+                meanwhile=signalling(TERM, "3", "sleep-2"),
+            ),
+            id="a rank has not heard yet of the file that rank 0 has begun",
+        ),
     ],
     indirect=True,
 )

@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -307,12 +308,25 @@ class TestRefusedFiles:
 
         self.assert_refused(path, f"has format version {version}, this ringmpi reads {FORMAT_VERSION}")
 
-    def test_one_that_somebody_writes_to(self, tmp_path: Path) -> None:
+    def test_one_that_somebody_writes_to(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ringmpi.store.LOCK_PATIENCE", 0.05)
         path = write(tmp_path / "a.h5")
         with path.open("rb") as holder:
             fcntl.flock(holder, fcntl.LOCK_EX)
 
             self.assert_refused(path, "another process is writing to it")
+
+    def test_not_one_whose_writer_is_about_to_let_go_of_it(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.h5")
+        with path.open("rb") as holder:
+            fcntl.flock(holder, fcntl.LOCK_EX)
+            end = threading.Timer(0.2, fcntl.flock, (holder, fcntl.LOCK_UN))
+            end.start()
+
+            with ResultFile(path) as result:
+                assert result.size
+
+            end.join()
 
     def test_a_refused_file_is_not_held_open(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.h5")

@@ -222,7 +222,8 @@ def _job(module: Any) -> None:
 
 
 def _run(module: Any) -> None:
-    """Nothing but what is watched: the memory of a whole run, without the modules loaded before."""
+    """``begin``, once rank 0 has begun a file. Watched: memory of a run, without modules loaded before."""
+    _before(module, "_begin", "begin")
     if "memory" not in WATCHED:
         return
     run = module.run
