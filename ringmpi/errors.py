@@ -14,6 +14,12 @@ BAD_PARAMETER = 2
 MISSING_CAPABILITY = 3
 BROKEN = 4
 
+#: What HDF5 and NumPy make of a damaged file.
+DAMAGE = (
+    *(OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError),
+    *(MemoryError, ArithmeticError),
+)
+
 
 class RingMPIError(Exception):
     """Base of every error that ringmpi raises on purpose.

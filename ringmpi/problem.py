@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ringmpi.config import Experiment
 from ringmpi.encoding import decode, numpy_dtype, stored_dtype
-from ringmpi.errors import ConfigError, StoreError
+from ringmpi.errors import DAMAGE, ConfigError, StoreError
 from ringmpi.layout import Runs
 from ringmpi.softmax import DTYPES
 
@@ -26,12 +26,6 @@ Array = NDArray[Any]
 
 #: In the order of the generator's keys, which must not change.
 TENSORS = ("q", "k", "v", "dout")
-
-#: What HDF5 and NumPy make of a damaged file.
-DAMAGE = (
-    *(OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError, IndexError),
-    *(MemoryError, ArithmeticError),
-)
 
 #: Values that are made or read at a time when a whole tensor is walked through: making
 #: them takes about 40 bytes each.

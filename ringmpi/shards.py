@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.encoding import create_tensor, describe_tensor, encode, fill_value
-from ringmpi.errors import StoreError
+from ringmpi.errors import DAMAGE, StoreError
 from ringmpi.layout import Layout
 
 Array = NDArray[Any]
@@ -235,14 +235,14 @@ class Shards:
         StoreError
             If what it tells of them is damaged.
         """
-        if GROUP not in file:
-            return None
         try:
+            if GROUP not in file:
+                return None
             group = file[GROUP]
             run, folder = str(group.attrs[RUN]), str(group.attrs[FOLDER])
             nbytes, sha256 = group["nbytes"][:].tolist(), group["sha256"][:].tolist()
             seals = [Seal(size, digest.decode()) for size, digest in zip(nbytes, sha256, strict=True)]
-        except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        except DAMAGE as error:
             raise StoreError(f"{path}: what it tells of its shards is damaged: {error}") from error
         named = _FOLDER.fullmatch(folder)
         if named is None or named[1] != run:
@@ -318,7 +318,7 @@ class Shards:
         try:
             with h5py.File(shard, "r", locking=False) as file:
                 run, whose = file.attrs.get(RUN), file.attrs.get(RANK)
-        except OSError as error:
+        except DAMAGE as error:
             raise StoreError(
                 f"{self._path}: its shard {shard} is not an HDF5 file, or a damaged one: {error}"
             ) from error
@@ -361,6 +361,6 @@ def absent_sources(dataset: Any, path: Path) -> list[str]:
             with h5py.File(place, "r", locking=False) as file:
                 if source.dset_name not in file:
                     absent.append(f"{place}:{source.dset_name}")
-        except OSError:
+        except DAMAGE:
             absent.append(str(place))
     return sorted(set(absent))

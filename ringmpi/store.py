@@ -31,11 +31,10 @@ from numpy.typing import NDArray
 import ringmpi
 from ringmpi.config import Experiment, experiment_of_record
 from ringmpi.encoding import along_tokens, create_tensor, decode, encode, stored_dtype
-from ringmpi.errors import ConfigError, RingMPIError, StoreError
+from ringmpi.errors import DAMAGE, ConfigError, RingMPIError, StoreError
 from ringmpi.layout import Layout, Runs
 from ringmpi.metrics import Clocks, Timings
 from ringmpi.parallel_hdf5 import parallel_refusal, versions
-from ringmpi.problem import DAMAGE
 from ringmpi.redaction import redacted
 from ringmpi.schedule import Pass, Step
 from ringmpi.shards import Seal, ShardFolder, Shards, Shown, rank_of_shard
@@ -104,7 +103,7 @@ def _is_result(path: Path) -> bool:
     try:
         with h5py.File(path, "r", locking=False) as file:
             return "format_version" in file.attrs
-    except OSError:
+    except DAMAGE:  # Not HDF5, or damaged.
         return False
 
 
@@ -297,7 +296,7 @@ def _shards_of(path: Path) -> Shards | None:
     try:
         with h5py.File(path, "r", locking=False) as file:
             return Shards.of(path.resolve(), file)
-    except OSError:  # Not HDF5, or damaged.
+    except (*DAMAGE, StoreError):  # Not HDF5, or damaged.
         return None
 
 
@@ -381,6 +380,7 @@ class ResultFile:
             self._file.close()
             raise
 
+    @_reading
     def _check_whole(self) -> None:
         rank = rank_of_shard(self._file)
         if rank is not None:
@@ -397,13 +397,8 @@ class ResultFile:
         self._ranks: int | None = None
         self._inner = 1  # Ranks of an inner group.
         self._timings: dict[Pass, Timings] = {}
-        try:
-            self._describe()
-        except StoreError:
-            self._file.close()
-            raise
+        self._describe()
 
-    @_reading
     def _describe(self) -> None:
         """Read what the file says of the run, which all else is held against."""
         attributes = Facts(str(self.path), self._file.attrs)
@@ -612,6 +607,8 @@ class ResultFile:
     def verdicts(self) -> list[Verdict]:
         """Return what verification found; empty if nothing was verified."""
         names = self._file["verification"]
+        if not isinstance(names, h5py.Group):
+            raise TypeError("verification is a table, and should be a group of verdicts")
         return [_verdict(names[tensor].attrs) for tensor in OUTPUTS if tensor in names]
 
     def _clocks(self) -> Clocks:

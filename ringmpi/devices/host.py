@@ -77,8 +77,11 @@ class HostDevice:
         """Return the sum over head_dim of ``dout * out``, head by head to save memory."""
         dtype = state_dtype(dout.dtype)
         total = np.empty(dout.shape[:-1], dtype)
-        for at in np.ndindex(dout.shape[:2]):
-            np.sum(np.multiply(dout[at], out[at], dtype=dtype), axis=-1, out=total[at])
+        with np.errstate(
+            invalid="ignore", over="ignore"
+        ):  # Of rows that are not finite it is not either.
+            for at in np.ndindex(dout.shape[:2]):
+                np.sum(np.multiply(dout[at], out[at], dtype=dtype), axis=-1, out=total[at])
         return total
 
     def merge(self, state: State, other: State) -> None:

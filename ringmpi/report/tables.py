@@ -190,12 +190,15 @@ def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
 
 def cost_of_progress(result: ResultFile, direction: Pass, console: Console) -> None:
     """Print what progress took of the compute, or beside it."""
-    policy, summaries = result.experiment.progress, by_rank(result.timings(direction))
-    taken = [rank.polling for rank in summaries if np.isfinite(rank.polling) and rank.compute > 0]
-    if policy not in COST_OF or not taken:
+    policy = result.experiment.progress
+    told = [
+        (rank.polling, rank.polling / rank.compute)
+        for rank in by_rank(result.timings(direction))
+        if np.isfinite(rank.polling) and rank.compute > 0
+    ]
+    if policy not in COST_OF or not told:
         return
-    compute = [rank.compute for rank in summaries if rank.compute > 0]
-    parts = [polling / seconds for polling, seconds in zip(taken, compute, strict=True)]
+    taken, parts = zip(*told, strict=True)
     console.print(
         f"progress {policy}: {COST_OF[policy]} {milliseconds(float(np.mean(taken)))} ms a rank, "
         f"{np.mean(parts):.1%} of the compute, at most {max(parts):.1%}"

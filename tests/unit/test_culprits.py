@@ -28,7 +28,7 @@ def written(
     path: Path,
     world: World,
     offset: float = 0.0,
-    polling: float = 0.0,
+    polling: Any = 0.0,
     device_time: float = 0.0,
     **options: Any,
 ) -> ResultFile:
@@ -176,6 +176,13 @@ def test_what_progress_takes_is_told(tmp_path: Path, policy: str, words: str) ->
     text = told(result, cost_of_progress)
     assert text.startswith(words)
     assert bool(text) is bool(words)
+
+
+def test_ranks_whose_cost_is_not_known_are_left_out_of_it(tmp_path: Path) -> None:
+    polling = np.array([[1e-3], [1e-3], [np.nan], [1e-3]])  # By rank.
+    result = written(tmp_path / "a.h5", World(PAIR, 1e-3), polling=polling)
+
+    assert "delay the compute by 4.00 ms a rank, 10.0% of" in told(result, cost_of_progress)
 
 
 def test_a_gpu_is_told_to_be_at_work_by_its_own_clock(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import pytest
 from synthetic import write_result
 
 from ringmpi.cli import main
+from ringmpi.errors import StoreError
+from ringmpi.store import ResultFile
 
 Damage = Callable[[Any], None]
 
@@ -121,6 +123,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "facts that are tables": (marked("oversubscribed", np.zeros(3), "machine"), "oversubscribed"),
     "another kind": (marked("kind", "guessed"), "'guessed'"),
     "a verdict without a bound": (unmarked("bound", "verification/out"), "damaged"),
+    "verdicts that are a table": (replaced("verification", np.zeros(5)), "verification is a table"),
     "a verdict of texts": (marked("rows", "many", "verification/out"), "damaged"),
 }
 
@@ -140,6 +143,21 @@ def test_a_damaged_result_is_refused_in_one_line(
     assert told in line
     assert (code, line.startswith("ringmpi: ")) == (2, True)
     assert str(path) in line
+
+
+def test_a_wrong_byte_among_the_first_is_refused_or_does_not_matter(tmp_path: Path) -> None:
+    """HDF5 keeps the root group and what it says of it there, and has many errors for it."""
+    sound = write_result(tmp_path / "r.h5", 3).read_bytes()
+    path, refused = tmp_path / "wrong.h5", 0
+    for at in range(1000):
+        path.write_bytes(sound[:at] + bytes([sound[at] ^ 0xFF]) + sound[at + 1 :])
+        try:
+            with ResultFile(path):
+                pass
+        except StoreError:
+            refused += 1
+
+    assert refused > 100
 
 
 def test_a_sound_result_is_not_refused(tmp_path: Path) -> None:

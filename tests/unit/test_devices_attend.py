@@ -546,3 +546,12 @@ def test_the_weights_are_those_of_all_keys_and_not_of_the_block(maker: Maker) ->
     # Two rows give exp(-ln 2) each, whose exponent is rounded.
     assert np.abs(dv[:, :, 0] - 1).max() <= 4 * np.finfo(np.float64).eps
     assert not dv[:, :, 1].any()
+
+
+def test_delta_is_not_finite_where_a_result_is_not(maker: Maker) -> None:
+    out = np.ones((1, 1, 3, 2), np.float32)
+    out[0, 0, 1] = np.inf, -np.inf
+
+    delta = maker.of(Case(tokens=3, heads=1, head_dim=2)).delta(np.ones_like(out), out)
+
+    assert np.isfinite(delta[0, 0]).tolist() == [True, False, True]

@@ -324,7 +324,7 @@ class TestRefusedFiles:
             end.start()
 
             with ResultFile(path) as result:
-                assert result.size
+                assert result.kind == "measured"
 
             end.join()
 
