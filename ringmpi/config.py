@@ -28,6 +28,7 @@ from ringmpi.devices import (
     check_matrix_unit,
     check_pace,
 )
+from ringmpi.digits import whole_number
 from ringmpi.encoding import numpy_dtype
 from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS, Layout
@@ -301,10 +302,11 @@ def verify_rows(verify: str) -> int | None:
     """
     if verify in ("full", "none"):
         return None if verify == "full" else 0
-    kind, _, number = verify.partition(":")
-    if kind != "sample" or not (number.isascii() and number.isdecimal()) or int(number) < 1:
+    kind, _, text = verify.partition(":")
+    rows = whole_number(text)
+    if kind != "sample" or not rows:
         raise ConfigError(f"verify={verify!r}: use full, sample:ROWS (such as sample:256) or none")
-    return int(number)
+    return rows
 
 
 def experiment_from(given: Mapping[str, Any], found: Mapping[str, Any] | None = None) -> Experiment:

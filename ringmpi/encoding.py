@@ -87,6 +87,17 @@ def create_tensor(
 
 
 def along_tokens(dataset: Any, positions: range) -> slice:
-    """Return where global positions lie along the tokens of a dataset. Local."""
-    first = int(dataset.attrs.get(FIRST, 0))
+    """Return where global positions lie along the tokens of a dataset. Local.
+
+    Raises
+    ------
+    ValueError
+        If some lie in front of it or behind, where a slice would leave them out.
+    """
+    first, tokens = int(dataset.attrs.get(FIRST, 0)), dataset.shape[2]
+    if positions and not first <= positions[0] <= positions[-1] < first + tokens:
+        raise ValueError(
+            f"{dataset.name} has tokens {first} to {first + tokens - 1}, and not {positions[0]} to "
+            f"{positions[-1]}"
+        )
     return slice(positions.start - first, positions.stop - first, positions.step)

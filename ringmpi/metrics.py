@@ -208,6 +208,11 @@ class RankSummary:
     overlap: float
     counts: dict[str, int]
 
+    @property
+    def flops(self) -> float:
+        """FLOPs of allowed pairs; NaN if not recorded."""
+        return self.counts.get("flops", float("nan"))
+
 
 def by_rank(timings: Timings) -> list[RankSummary]:
     """Return the summary of every rank; empty if there is no repeat."""

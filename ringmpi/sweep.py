@@ -28,6 +28,7 @@ from ringmpi.comm.signals import HEEDED_SIGNALS
 from ringmpi.comm.threads import inherited_environment
 from ringmpi.config import Experiment, experiment_from, options, parse
 from ringmpi.devices import slowness
+from ringmpi.digits import whole_number
 from ringmpi.errors import BROKEN, FAILED_VERIFICATION, OK, ConfigError, Interrupted, StoreError
 from ringmpi.metrics import Timings, by_rank, makespans
 from ringmpi.problem import describe_input
@@ -37,6 +38,9 @@ from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, check_heads, inner_ra
 from ringmpi.store import ResultFile, unwritable
 from ringmpi.unfinished import temporary_name
 from ringmpi.verify import Verdict
+
+#: The most ranks of a point: as many as the largest machines have cores.
+MOST_RANKS = 10_000_000
 
 #: Seconds that the running job has to end after a signal was passed on, before it is killed. A job stops
 #: within 5 s or one step, whichever is longer.
@@ -131,10 +135,10 @@ class Share:
         """
         if text == "array":
             return cls._of_array_task(environment)
-        number, _, count = text.partition("/")
-        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        number, count = (whole_number(part) or 0 for part in (*text.split("/", 1), "")[:2])
+        if not 1 <= number <= count:
             raise ConfigError(f"share={text}: use I/N with I from 1 to N, such as 2/4, or array")
-        return cls(int(number), int(count))
+        return cls(number, count)
 
     @classmethod
     def _of_array_task(cls, environment: Mapping[str, str]) -> Share:
@@ -502,10 +506,12 @@ def _passing_signals_on() -> Iterator[Callable[[list[str], Any], int]]:
 
 
 def _rank_counts(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"ranks={text!r}: use whole numbers from 1, such as 1,2,3,4,5,8")
-    return sorted({int(part) for part in parts})
+    counts = {whole_number(part) or 0 for part in text.split(",")}
+    if not 0 < min(counts) <= max(counts) <= MOST_RANKS:
+        raise ConfigError(
+            f"ranks={text!r}: use whole numbers from 1 to {MOST_RANKS}, such as 1,2,3,4,5,8"
+        )
+    return sorted(counts)
 
 
 def _varied(entry: str) -> tuple[str, list[Any]]:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ringmpi.digits import whole_number
 from ringmpi.errors import ConfigError
 
 #: Bits, not bytes: links are sold in bit/s.
@@ -169,8 +170,9 @@ def parse_link_map(text: str) -> Network:
     >>> network.link(3, 4)
     Link(bandwidth=3125000000.0, latency=0.005, shared=True)
     """
-    ranks, *links = text.split(":")
-    if not (ranks.isascii() and ranks.isdecimal() and len(ranks) < 10 and int(ranks)) or len(links) < 2:
+    given, *links = text.split(":")
+    ranks = whole_number(given)
+    if not ranks or len(links) < 2:
         raise ConfigError(
             f"link_map={text!r}: use RANKS_PER_NODE:INTRA:INTER such as "
             f"4:200Gbit/s,1us:25Gbit/s,5us,shared, with 1 rank or more; add :A-B=LINK for the way from rank "
@@ -192,7 +194,7 @@ def parse_link_map(text: str) -> Network:
                 f",shared away"
             )
     intra, inter = (_link_of_map(text, word) for word in links[:2])
-    return Network(inter, intra, int(ranks), others)
+    return Network(inter, intra, ranks, others)
 
 
 def _link_of_map(text: str, word: str) -> Link:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ringmpi.digits import whole_number
 from ringmpi.errors import ConfigError
 from ringmpi.model.machine import Points
 from ringmpi.schedule import Pass
@@ -116,10 +117,10 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     >>> parse_lengths("1024,256")
     (256, 1024)
     """
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and 0 < int(part) <= LONGEST for part in parts):
+    lengths = {whole_number(part) or 0 for part in text.split(",")}
+    if not 0 < min(lengths) <= max(lengths) <= LONGEST:
         raise ConfigError(f"lengths={text!r}: use tokens from 1 to {LONGEST}, such as 256,1024,4096")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted(lengths))
 
 
 def bandwidths(latency: float, times: Points) -> Points:

@@ -100,10 +100,10 @@ def _row(result: ResultFile, direction: Pass) -> Row:
             "stall ms": milliseconds(max(rank.stall for rank in summaries)),
             "compute ms": milliseconds(max(rank.compute for rank in summaries)),
             "sent MB": megabytes(max(rank.counts["bytes_sent"] for rank in summaries)),
-            "messages": str(max(rank.counts["messages"] for rank in summaries)),
         }
-        hops = [rank.counts["hops"] for rank in summaries if "hops" in rank.counts]
-        row["hops"] = str(max(hops, default="-"))  # A file of an older ringmpi knows of none.
+        for name in ("messages", "hops"):
+            known = [rank.counts[name] for rank in summaries if name in rank.counts]
+            row[name] = str(max(known, default="-"))  # A file of an older ringmpi knows of none.
     return row | _errors(result, direction)
 
 

@@ -149,7 +149,7 @@ def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
             milliseconds(rank.overhead),
             milliseconds(rank.total),
             percent(rank.overlap),
-            rate(rank.counts["flops"], rank.compute),
+            rate(rank.flops, rank.compute),
             megabytes(rank.counts["bytes_sent"]),
             str(rank.counts.get("tiles", "-")),
             str(rank.counts.get("tiles_skipped", "-")),
@@ -180,7 +180,7 @@ def rank_table(result: ResultFile, direction: Pass, console: Console) -> None:
             f"# {len(shown)} of {result.size} ranks, those with most stall and compute among them"
         )
     spans = makespans(timings)
-    flops = sum(rank.counts["flops"] for rank in summaries)
+    flops = sum(rank.flops for rank in summaries)
     console.print(
         f"whole: {milliseconds(float(np.median(spans)))} ms "
         f"({milliseconds(spans.min())} to {milliseconds(spans.max())}), "

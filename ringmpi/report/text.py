@@ -47,8 +47,8 @@ def milliseconds(seconds: float) -> str:
 
 
 def rate(flops: float, seconds: float) -> str:
-    """Return GFLOP/s as text; a dash where no time passed."""
-    return f"{flops / seconds / 1e9:.1f}" if seconds else "-"
+    """Return GFLOP/s as text; a dash where no time passed, or FLOPs are not known."""
+    return f"{flops / seconds / 1e9:.1f}" if seconds and not isnan(flops) else "-"
 
 
 def megabytes(nbytes: int) -> str:

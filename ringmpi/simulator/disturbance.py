@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ringmpi.digits import whole_number
 from ringmpi.errors import ConfigError
 
 Array = NDArray[Any]
@@ -142,9 +143,10 @@ _FORMS = {
 
 
 def _whole(text: str, option: str, given: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    number = whole_number(text)
+    if number is None:
         raise ConfigError(f"{option}={given!r}: use {_FORMS[option]}, with ranks and steps from 0 on")
-    return int(text)
+    return number
 
 
 def _number(text: str, option: str, given: str) -> float:

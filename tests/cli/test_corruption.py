@@ -268,6 +268,20 @@ def test_file_that_is_not_whole_is_refused(
     assert_unreadable(launch(0, command, good), good)
 
 
+def test_outputs_that_begin_at_another_token_are_refused(
+    good: Path, launch: Callable[..., Ended]
+) -> None:
+    """Not compared less of: a slice beyond the end would be empty."""
+    with h5py.File(good, "r+") as file:
+        tokens = file["outputs/out"].shape[2]
+        file["outputs/out"].attrs["first_token"] = tokens
+
+    ended = launch(0, "verify", good)
+
+    assert ended.returncode == 2, ended.told()
+    assert f"outputs/out has tokens {tokens} to {2 * tokens - 1}, and not 0" in ended.complaints()[0]
+
+
 def test_input_that_changed_since_the_run_is_refused(
     tmp_path: Path, launch: Callable[..., Ended]
 ) -> None:

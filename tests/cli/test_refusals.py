@@ -239,6 +239,8 @@ FILE_COMMANDS = {
         ["method='all'"],
     ),
     "sweep over nothing": ("sweep --ranks 0 --seq-len 8", ["ranks='0'"]),
+    "sweep over more ranks than there are": ("sweep --ranks 10000001 --seq-len 8", ["to 10000000"]),
+    "sweep over more digits than Python reads": (f"sweep --ranks {'9' * 5000} --seq-len 8", ["ranks="]),
     "sweep with an unknown option": ("sweep --ranks 1 --seq-len 8 --vary size=1,2", ["size=1,2"]),
     "sweep with a bad point": ("sweep --ranks 1 --seq-len 8 --vary heads=2,0", ["heads", "0"]),
     "sweep with a launcher that is not there": (

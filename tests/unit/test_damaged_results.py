@@ -145,6 +145,19 @@ def test_a_damaged_result_is_refused_in_one_line(
     assert str(path) in line
 
 
+@pytest.mark.parametrize("command", ["report", "report --compare"])
+def test_what_was_not_counted_is_a_dash(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_result(tmp_path / "r.h5", 3)
+    with h5py.File(path, "r+") as file:
+        del file["timings/flops"], file["timings/messages"]
+
+    assert main([*command.split(), str(path)]) == 0
+
+    assert " - " in capsys.readouterr().out
+
+
 def test_a_wrong_byte_among_the_first_is_refused_or_does_not_matter(tmp_path: Path) -> None:
     """HDF5 keeps the root group and what it says of it there, and has many errors for it."""
     sound = write_result(tmp_path / "r.h5", 3).read_bytes()

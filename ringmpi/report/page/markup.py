@@ -158,7 +158,7 @@ def _cards(result: ResultFile) -> Iterator[str]:
         stall = float(np.mean([rank.stall / rank.total if rank.total else 0.0 for rank in ranks]))
         overlaps = [rank.overlap for rank in ranks if np.isfinite(rank.overlap)]
         hidden = float(np.median(overlaps)) if overlaps else float("nan")
-        flops = sum(rank.counts["flops"] for rank in ranks)
+        flops = sum(rank.flops for rank in ranks)
         way = (
             "" if direction is Pass.FORWARD and len(result.directions) == 1 else f", {direction.value}"
         )
