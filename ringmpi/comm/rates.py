@@ -40,6 +40,9 @@ COUNTS = (5, 200)
 ALONE = 2e-3
 AWAY = 10e-3
 
+#: Times that a message may come late, by what else the machine does, before it counts as not eager.
+TRIES = 3
+
 #: A receiver that takes at most this part of what the link takes, had the message come meanwhile.
 HARDLY = 0.5
 
@@ -218,7 +221,7 @@ def eager_limit(team: Team, first: int, second: int, lasting: Callable[[int], fl
     low, high = 0, LARGEST_EAGER + 1
     size = LEAST
     while low < high - 1:
-        if _comes_alone(team, first, second, size, lasting(size)):
+        if any(_comes_alone(team, first, second, size, lasting(size)) for _ in range(TRIES)):
             low = size
         else:
             high = size

@@ -88,12 +88,15 @@ def test_the_eager_limit_is_where_sends_begin_to_need_their_receiver(
 
 
 class Buffered:
-    """A team whose library swallows what is sent, and delivers what is larger only once it is asked for."""
+    """A team whose library swallows what is sent, and delivers what is larger only once it is asked for.
+
+    The first messages are late, whatever their size.
+    """
 
     LARGEST = 300
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, team: Team, late: int) -> None:
+        self._team, self._late = team, late
         self.comm, self.watch = self, self
         self.rank, self.barrier, self.allgather = team.rank, team.barrier, team.allgather
         self._nbytes = 0
@@ -109,7 +112,8 @@ class Buffered:
 
     def wait(self, requests: list[Done], doing: str) -> None:
         del requests, doing
-        if self._team.rank == 1 and self._nbytes > self.LARGEST:
+        if self._team.rank == 1 and (self._nbytes > self.LARGEST or self._late):
+            self._late = max(0, self._late - 1)
             time.sleep(2 * ALONE)
 
 
@@ -118,7 +122,8 @@ class Done:
         return True
 
 
-def test_what_was_only_swallowed_is_not_eager(team: Team, collective_assert: Check) -> None:
-    buffered: Any = Buffered(team)
+@pytest.mark.parametrize("late", [0, 2])
+def test_what_was_only_swallowed_is_not_eager(late: int, team: Team, collective_assert: Check) -> None:
+    buffered: Any = Buffered(team, late)
     found = eager_limit(buffered, 0, 1, lambda nbytes: nbytes / 1e12)
     collective_assert(found == Buffered.LARGEST, str(found))
