@@ -9,7 +9,7 @@
 # other jobs does not disturb. About 20 minutes for 200 runs. The exit code is 1 if anything was found.
 #
 # Usage:  bash jobs/soak.sh                        writes results/soak.md
-#         RINGMPI_MPI=openmpi RUNS=40 bash jobs/soak.sh
+#         RINGMPI_MPI=openmpi RUNS=40 bash jobs/soak.sh    writes results/soak_openmpi.md
 #         SEED=1 RUNS=1 FIRST=17 bash jobs/soak.sh the 17th run of that seed alone
 #
 # RUNS FIRST SEED     how many, from which number on, of which seed
@@ -30,7 +30,9 @@ for way in "unshare --mount" "unshare --user --map-root-user --mount"; do
     fi
 done
 export PYTHONPATH=$root/jobs/origin${PYTHONPATH:+:$PYTHONPATH}
-soak=(python "$root/jobs/soak/soak.py" --runs "${RUNS:-200}" --first "${FIRST:-1}" --seed "${SEED:-0}" --out "${OUT:-$root/results}" ${LATE:+--late})
+page=soak.md
+[ "$ringmpi_mpi" = mpich ] || page=soak_$ringmpi_mpi.md
+soak=(python "$root/jobs/soak/soak.py" --runs "${RUNS:-200}" --first "${FIRST:-1}" --seed "${SEED:-0}" --page "${OUT:-$root/results}/$page" ${LATE:+--late})
 if [ "${#apart[@]}" -eq 0 ]; then
     echo "# no mounts of its own are allowed here: no full disk is tried" >&2
     exec "${soak[@]}"

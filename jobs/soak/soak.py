@@ -39,8 +39,8 @@ def main() -> int:
             tally.runs.append((planned, outcome))
             print(line(planned, outcome), flush=True)
         tally.staying = staying(tally, trial)
-    options.out.mkdir(parents=True, exist_ok=True)
-    page = options.out / "soak.md"
+    page: Path = options.page
+    page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(tally.page(origin("soak.sh", VARIABLES, time.monotonic() - began)))
     print(f"# {tally.findings} finding(s) in {len(tally.runs)} runs: {page}")
     return 1 if tally.findings else 0
@@ -74,7 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, required=True)
     parser.add_argument("--first", type=int, required=True, help="number of the first run")
     parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the page")
+    parser.add_argument("--page", type=Path, required=True)
     parser.add_argument("--late", action="store_true", help="disturb after a run's first word")
     parser.add_argument("--mounts", action="store_true", help="a small file system may be mounted")
     return parser.parse_args()
