@@ -52,6 +52,7 @@ SCHEDULER_VARIABLES = (
 #: What decides over which devices and by which ways MPI and GPUs work.
 TRANSPORT_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
+    "MPIR_CVAR_CH4_NETMOD",
     "UCX_TLS",
     "UCX_NET_DEVICES",
     "FI_PROVIDER",

@@ -135,8 +135,9 @@ class Share:
         """
         if text == "array":
             return cls._of_array_task(environment)
-        number, count = (whole_number(part) or 0 for part in (*text.split("/", 1), "")[:2])
-        if not 1 <= number <= count:
+        given, _, of_all = text.partition("/")
+        number, count = whole_number(given), whole_number(of_all)
+        if not number or not count or number > count:
             raise ConfigError(f"share={text}: use I/N with I from 1 to N, such as 2/4, or array")
         return cls(number, count)
 

@@ -8,4 +8,7 @@ if [ "$RINGMPI_MPI" = openmpi ]; then
     : "${LAUNCHER:=mpiexec}" # Open MPI 5 speaks PMIx alone under srun, which Debian's Slurm has no library for.
 else
     : "${LAUNCHER:=srun --mpi=pmi2}"
+    # Slurm's PMI reads lines of at most 1024 bytes. What MPICH tells of UCX in them may be longer, and then ranks hang in
+    # MPI_Init now and then; of libfabric it tells 67 bytes.
+    export MPIR_CVAR_CH4_NETMOD=${MPIR_CVAR_CH4_NETMOD:-ofi}
 fi

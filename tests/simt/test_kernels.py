@@ -278,9 +278,7 @@ def test_gradients_are_added_to_what_is_there(device_of: DeviceOf, kind: Kind) -
         assert 0.1 < np.abs(expected).max() < 64
 
 
-def test_large_gradients_of_float16_keep_their_range(
-    device_of: DeviceOf,
-) -> None:
+def test_large_gradients_of_float16_keep_their_range(device_of: DeviceOf) -> None:
     # ds reaches beyond the largest float16, 65504, and below the smallest.
     case = Case(tokens=66, head_dim=16, dtype="float16", window=40)
     for factor in (2.0**12, 2.0**-12):

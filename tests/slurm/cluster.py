@@ -120,6 +120,8 @@ class Cluster:
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             # Slurm's nodes have names that only Slurm knows; ranks meet on this machine's loopback.
             "HYDRA_IFACE": "lo",
+            # As jobs/site/local.sh does, for commands that read no site file.
+            "MPIR_CVAR_CH4_NETMOD": "ofi",
         }
 
     def start(self) -> None:
