@@ -28,6 +28,9 @@ START_AHEAD = 2 * LONGEST_NAP
 #: Seconds before the start in which a rank no longer sleeps, as it may wake later by so much.
 AWAKE_BEFORE = 2e-4
 
+#: Seconds between two calls into MPI before that.
+NAP = 1e-3
+
 
 def clock_offsets(team: Team, clock: Callable[[], float] = now) -> NDArray[np.float64]:
     """Return each rank's clock minus rank 0's, and the error bound. Collective.
@@ -70,7 +73,9 @@ def start_together(team: Team, offsets: NDArray[np.float64], clock: Callable[[],
     """
     team.barrier()  # Protects the moment from ranks that come late.
     start = team.share(clock() + START_AHEAD) + float(offsets[team.rank])
-    time.sleep(max(0.0, start - AWAKE_BEFORE - clock()))
+    while (left := start - AWAKE_BEFORE - clock()) > 0:
+        team.comm.Iprobe()  # Or MPI may tell others of the moment only with this rank's next call, in the pass.
+        time.sleep(min(left, NAP))
     while clock() < start:
         pass
 
