@@ -74,7 +74,7 @@ def start_together(team: Team, offsets: NDArray[np.float64], clock: Callable[[],
     team.barrier()  # Protects the moment from ranks that come late.
     start = team.share(clock() + START_AHEAD) + float(offsets[team.rank])
     while (left := start - AWAKE_BEFORE - clock()) > 0:
-        team.comm.Iprobe()  # Or MPI may tell others of the moment only with this rank's next call, in the pass.
+        team.comm.Iprobe()  # Or others may hear of the moment only with this rank's next call, in the pass.
         time.sleep(min(left, NAP))
     while clock() < start:
         pass
