@@ -57,7 +57,7 @@ def examine() -> None:
     tell(about)
     if first_of_node:
         tell(_told(lambda env: launching.launchers(env, library), environment))
-        tell(_told(lambda env: launching.slurm(env, library), environment))
+        tell(_told(lambda env: launching.slurm(env, library, mpi.netmods()), environment))
     if library and launch.variable:
         page.show(_as_job(launch, library, facts, environment))
     elif library:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ringmpi.comm.launcher import Launcher, family_of, find_launcher, plugins_of, version_of
@@ -23,6 +23,9 @@ FAMILIES = {"openmpi": "Open MPI", "hydra": "Hydra of MPICH, Intel MPI or kin", 
 
 #: Slurm's library of PMI-2, which lies in the same tree as srun.
 PMI2 = "libpmi2.so*"
+
+#: MPICH's variable of the way that it takes over the network.
+NETMOD = "MPIR_CVAR_CH4_NETMOD"
 
 #: Seconds for Slurm's controller to tell its settings.
 CONTROLLER_LIMIT = 10.0
@@ -82,8 +85,8 @@ def _remedy(library: str, environment: Environment) -> str:
     return way_to(module, f"pip install {wheel}", environment)
 
 
-def slurm(environment: Environment, library: str) -> Iterator[Fact]:
-    """Tell of Slurm, and which of its plugins the MPI library needs."""
+def slurm(environment: Environment, library: str, netmods: Sequence[str] = ()) -> Iterator[Fact]:
+    """Tell of Slurm, and what the MPI library needs of it, built with these ways over the network."""
     path = found("srun", environment)
     if path is None:
         yield Fact("slurm", "not found; jobs start with mpiexec")
@@ -99,7 +102,13 @@ def slurm(environment: Environment, library: str) -> Iterator[Fact]:
     known = f", {default} unless --mpi says otherwise" if default else ""
     yield Fact("slurm mpi", f"plugins: {', '.join(plugins) or 'none told'}{known}")
     if library:
-        yield _with_own_library(fitting(library, plugins, default), path, library, environment)
+        fact = fitting(library, plugins, default)
+        plugin = plugin_for(library, plugins, default)
+        if plugin:
+            fact = _with_own_library(fact, path, library, environment)
+        if plugin == "pmi2":
+            fact = _with_short_lines(fact, netmods, environment)
+        yield fact
 
 
 def works(version: str) -> bool:
@@ -124,32 +133,65 @@ def plugins_in(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def plugin_for(library: str, plugins: list[str], default: str = "") -> str:
+    """Return the plugin with which ``srun`` starts an MPI library, its default if that fits. Local.
+
+    Empty where none fits.
+
+    >>> plugin_for("MPICH 5.0.2", ["none", "pmi2", "pmix_v4"]), plugin_for("Open MPI 5.0.11", ["pmi2"])
+    ('pmi2', '')
+    """
+    usable = [name for kind in _wanted(library) for name in plugins if name.partition("_v")[0] == kind]
+    if not usable:
+        return ""
+    return default if default.partition("_v")[0] in _wanted(library) else usable[0]
+
+
+def _wanted(library: str) -> tuple[str, ...]:
+    return plugins_of(library) or ("pmi2", "pmix")  # Which most libraries know.
+
+
 def fitting(library: str, plugins: list[str], default: str = "") -> Fact:
     """Return with which plugin ``srun`` starts an MPI library, or that it cannot. Local."""
-    wanted = plugins_of(library) or ("pmi2", "pmix")  # Which most libraries know.
-    usable = [name for kind in wanted for name in plugins if name.partition("_v")[0] == kind]
-    if not usable:
+    plugin = plugin_for(library, plugins, default)
+    if not plugin:
         return Fact(
             PROBLEM,
-            f"srun has no plugin for {library} (it needs {' or '.join(wanted)}): each rank would be alone",
+            f"srun has no plugin for {library} (it needs {' or '.join(_wanted(library))}): "
+            f"each rank would be alone",
             "salloc --ntasks=4, and in it mpiexec -n 4 ringmpi run ...",
         )
-    if default.partition("_v")[0] in wanted:
+    if plugin == default:
         return Fact("srun", f"srun fits {library} as it is")
-    return Fact("srun", f"fits {library} with --mpi={usable[0]}", f"export SLURM_MPI_TYPE={usable[0]}")
+    return Fact("srun", f"fits {library} with --mpi={plugin}", f"export SLURM_MPI_TYPE={plugin}")
 
 
 def _with_own_library(fact: Fact, srun: str, library: str, environment: Environment) -> Fact:
     """Return the fact, and for Intel MPI that it must be shown Slurm's own library of PMI-2."""
-    missing = library.startswith("Intel") and not environment.get("I_MPI_PMI_LIBRARY")
-    if not missing or fact.name == PROBLEM:
+    if not library.startswith("Intel") or environment.get("I_MPI_PMI_LIBRARY"):
         return fact
     prefix = Path(srun).resolve().parent.parent
     found_there = sorted(file for name in ("lib64", "lib") for file in prefix.glob(f"{name}/{PMI2}"))
     found_there += sorted(prefix.glob(f"lib/*/{PMI2}"))
     place = found_there[0] if found_there else "PATH/OF/libpmi2.so"
-    export = f"{fact.remedy or 'export'} I_MPI_PMI_LIBRARY={place}"
-    return Fact(fact.name, f"{fact.value}, and with Slurm's libpmi2.so", export)
+    return _with_export(fact, "with Slurm's libpmi2.so", f"I_MPI_PMI_LIBRARY={place}")
+
+
+def _with_short_lines(fact: Fact, netmods: Sequence[str], environment: Environment) -> Fact:
+    """Return the fact, and for an MPICH over UCX that libfabric suits PMI-2 better.
+
+    Slurm (22.05) reads lines of 1024 bytes, and ranks then wait for ever for those that told more; what MPICH
+    5.0 tells of UCX took up to that and more, of libfabric 67.
+    """
+    if list(netmods[:1]) != ["ucx"] or "ofi" not in netmods or environment.get(NETMOD):
+        return fact
+    return _with_export(
+        fact, "over nodes with libfabric, as UCX's addresses can be too long", f"{NETMOD}=ofi"
+    )
+
+
+def _with_export(fact: Fact, how: str, setting: str) -> Fact:
+    return Fact(fact.name, f"{fact.value}, and {how}", f"{fact.remedy or 'export'} {setting}")
 
 
 def _default_plugin(environment: Environment) -> str:

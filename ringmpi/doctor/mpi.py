@@ -59,6 +59,25 @@ def library(environment: Environment) -> tuple[str, list[Fact]]:
     return name, told
 
 
+def netmods() -> list[str]:
+    """Return the ways over the network that an MPICH was built with, its default first. Local."""
+    try:
+        text = str(load_mpi().Get_library_version())
+    except (ImportError, RuntimeError):
+        return []
+    return netmods_in(text)
+
+
+def netmods_in(text: str) -> list[str]:
+    r"""Return them from what the library says of itself. Local.
+
+    >>> netmods_in("MPICH Version: 5.0.2\nMPICH Device:       ch4:ucx ofi\n"), netmods_in("Open MPI v5.0.11")
+    (['ucx', 'ofi'], [])
+    """
+    device = re.search(r"^MPICH Device:\s*ch4:(.*)$", text, re.MULTILINE)
+    return re.findall(r"\w+", device[1]) if device else []
+
+
 def short_name(mpi: Any) -> str:
     """Return the name and version of the library in a few words, such as ``Open MPI 5.0.11``. Local.
 

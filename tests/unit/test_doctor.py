@@ -426,6 +426,38 @@ class TestSlurm:
         assert shown.remedy == f"export SLURM_MPI_TYPE=pmi2 I_MPI_PMI_LIBRARY={library}"
         assert known.remedy == other.remedy == "export SLURM_MPI_TYPE=pmi2"
 
+    @pytest.mark.parametrize(
+        ("netmods", "given", "helped"),
+        [
+            (["ucx", "ofi"], "", True),
+            (["ucx", "ofi"], "ofi", False),
+            (["ofi", "ucx"], "", False),
+            (["ucx"], "", False),
+            ([], "", False),
+        ],
+    )
+    @pytest.mark.parametrize("default", ["pmi2", ""])
+    def test_mpich_over_ucx_is_sent_to_libfabric_where_it_has_both(
+        self, folder: Path, netmods: list[str], given: str, helped: bool, default: str
+    ) -> None:
+        program(folder / "srun", VERSION, LIST)
+        environment = here() | {"MPIR_CVAR_CH4_NETMOD": given, "SLURM_MPI_TYPE": default}
+
+        fact = told(launching.slurm(environment, MPICH, netmods))["srun"]
+
+        exports = ([] if default else ["SLURM_MPI_TYPE=pmi2"]) + ["MPIR_CVAR_CH4_NETMOD=ofi"] * helped
+        assert fact.remedy.split() == (["export", *exports] if exports else [])
+        assert ("libfabric" in fact.value) == helped
+
+    @pytest.mark.parametrize(("plugin", "line"), [("none", PROBLEM), ("pmix", "srun")])
+    def test_without_pmi2_the_network_is_no_matter(self, folder: Path, plugin: str, line: str) -> None:
+        program(folder / "srun", VERSION, f"--mpi=list -> MPI plugin types are...|{plugin}")
+
+        fact = told(launching.slurm(here(), MPICH, ["ucx", "ofi"]))[line]
+
+        assert "libfabric" not in fact.value
+        assert "ofi" not in fact.remedy
+
 
 class TestSoftware:
     def test_the_compiler_is_told(self, folder: Path) -> None:
