@@ -29,6 +29,12 @@ inline float from_bits(uint32_t bits) {
     return value;
 }
 
+inline uint32_t to_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 inline double widen(double value) { return value; }
 inline float widen(float value) { return value; }
 inline float widen(BFloat16 value) { return from_bits(static_cast<uint32_t>(value.bits) << 16); }

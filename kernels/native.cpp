@@ -2,8 +2,8 @@
 
 #include <list>
 
+#include "dot_unit.h"
 #include "matrix_unit.h"
-#include "vector_unit.h"
 #include "work.h"
 
 namespace ringmpi {
@@ -57,7 +57,11 @@ std::unique_ptr<Work> choose_work(const Task &task, Device &device, Memory &memo
 #if RINGMPI_MATRIX_UNIT
     if (device.matrix_unit) return make_work<MatrixUnit<32, 64>, MatrixUnit<64, 96>>(task, device, memory);
 #endif
+#if RINGMPI_DOT_PRODUCTS
+    return make_work<DotUnit>(task, device, memory);
+#else
     return make_work<VectorUnit<BFloat16>>(task, device, memory);
+#endif
 }
 
 // A work with what it has borrowed.
@@ -92,7 +96,9 @@ extern "C" {
 int64_t ringmpi_task_nbytes() { return sizeof(ringmpi::Task); }
 
 const char *ringmpi_instruction_set() {
-#if defined(__AVX512F__)
+#if RINGMPI_DOT_PRODUCTS
+    return "AVX-512 with dot products of bfloat16";
+#elif defined(__AVX512F__)
     return "AVX-512";
 #elif defined(__AVX2__) && defined(__FMA__)
     return "AVX2";

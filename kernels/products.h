@@ -27,18 +27,19 @@ template <class T> struct ByTerm {
     ByTerm from(int64_t row) const { return {at + row, stride}; }
 };
 
-// out[r][c] (+)= sum over terms of left(r, term) * right[term][c], for R rows and C vectors of columns.
-template <class T, int R, int C, bool ADD, class Left>
-__attribute__((noinline)) void multiply_block(Left left, const T *right, int64_t right_row, int64_t terms, T *out,
+// out[r][c] (+)= sum over terms of left(r, term) * right[term][c], for R rows and C vectors of columns. Factors are of a type F
+// as wide as T: T itself, or pairs.
+template <int R, int C, bool ADD, class Left, class F, class T>
+__attribute__((noinline)) void multiply_block(Left left, const F *right, int64_t right_row, int64_t terms, T *out,
                                               int64_t out_row) {
     Vector<T> sums[R * C];
     each<R * C>([&](auto i) { sums[i] = Vector<T>{}; });
     for (int64_t term = 0; term < terms; ++term) {
-        Vector<T> x[C];
-        each<C>([&](auto c) { x[c] = load(right + term * right_row + c * WIDTH<T>); });
+        Vector<F> x[C];
+        each<C>([&](auto c) { x[c] = load(right + term * right_row + c * WIDTH<F>); });
         each<R>([&](auto r) {
-            const Vector<T> factor = broadcast(left.get(r, term));
-            each<C>([&](auto c) { sums[r * C + c] += factor * x[c]; });
+            const Vector<F> factor = broadcast(left.get(r, term));
+            each<C>([&](auto c) { sums[r * C + c] = multiply_add(sums[r * C + c], factor, x[c]); });
         });
     }
     // Added as a whole: in one chain of additions over all tiles the error would grow with its length.
@@ -48,51 +49,51 @@ __attribute__((noinline)) void multiply_block(Left left, const T *right, int64_t
     });
 }
 
-template <class T, int C, bool ADD, class Left, int R = ROWS>
-inline void multiply_rows(int64_t rows, Left left, const T *right, int64_t right_row, int64_t terms, T *out, int64_t out_row) {
+template <int C, bool ADD, int R = ROWS, class Left, class F, class T>
+inline void multiply_rows(int64_t rows, Left left, const F *right, int64_t right_row, int64_t terms, T *out, int64_t out_row) {
     if constexpr (R > 0) {
         if (rows < R)
-            multiply_rows<T, C, ADD, Left, R - 1>(rows, left, right, right_row, terms, out, out_row);
+            multiply_rows<C, ADD, R - 1>(rows, left, right, right_row, terms, out, out_row);
         else
-            multiply_block<T, R, C, ADD>(left, right, right_row, terms, out, out_row);
+            multiply_block<R, C, ADD>(left, right, right_row, terms, out, out_row);
     }
 }
 
-template <class T, bool ADD, class Left, int C = COLUMNS>
-inline void multiply_columns(int64_t vectors, int64_t rows, Left left, const T *right, int64_t right_row, int64_t terms,
+template <bool ADD, int C = COLUMNS, class Left, class F, class T>
+inline void multiply_columns(int64_t vectors, int64_t rows, Left left, const F *right, int64_t right_row, int64_t terms,
                              T *out, int64_t out_row) {
     if constexpr (C > 0) {
         if (vectors < C)
-            multiply_columns<T, ADD, Left, C - 1>(vectors, rows, left, right, right_row, terms, out, out_row);
+            multiply_columns<ADD, C - 1>(vectors, rows, left, right, right_row, terms, out, out_row);
         else
-            multiply_rows<T, C, ADD>(rows, left, right, right_row, terms, out, out_row);
+            multiply_rows<C, ADD>(rows, left, right, right_row, terms, out, out_row);
     }
 }
 
 // out[row][column] (+)= sum over terms of left(row, term) * right[term][column]; `columns` is a multiple of WIDTH.
-template <class T, bool ADD, class Left>
-inline void multiply(int64_t rows, int64_t columns, int64_t terms, Left left, const T *right, int64_t right_row, T *out,
+template <bool ADD, class Left, class F, class T>
+inline void multiply(int64_t rows, int64_t columns, int64_t terms, Left left, const F *right, int64_t right_row, T *out,
                      int64_t out_row) {
     for (int64_t row = 0; row < rows; row += ROWS)
         for (int64_t column = 0; column < columns; column += COLUMNS * WIDTH<T>)
-            multiply_columns<T, ADD>((columns - column) / WIDTH<T>, rows - row, left.from(row), right + column, right_row,
-                                     terms, out + row * out_row + column, out_row);
+            multiply_columns<ADD>((columns - column) / WIDTH<T>, rows - row, left.from(row), right + column, right_row,
+                                  terms, out + row * out_row + column, out_row);
 }
 
 // tile[key][lane] = sum over d of rows[key][d] * lanes[d][lane], for L lanes
 template <int L, class T>
 inline void scores(ByRow<T> rows, int64_t keys, const T *lanes, int64_t head_dim, T *tile) {
-    multiply<T, false>(keys, L, head_dim, rows, lanes, L, tile, L);
+    multiply<false>(keys, L, head_dim, rows, lanes, L, tile, L);
 }
 
 // sums[d][lane] += sum over keys of rows[key][d] * tile[key][lane]
 template <int L, class T> inline void gather(ByTerm<T> rows, int64_t keys, const T *tile, int64_t head_dim, T *sums) {
-    multiply<T, true>(head_dim, L, keys, rows, tile, L, sums, L);
+    multiply<true>(head_dim, L, keys, rows, tile, L, sums, L);
 }
 
 // sums[key][d] += sum over lanes of tile[key][lane] * queries[lane][d]; `width` is head_dim up to a multiple of WIDTH.
 template <int L, class T> inline void scatter(const T *tile, int64_t keys, const T *queries, int64_t width, T *sums) {
-    multiply<T, true>(keys, width, L, ByRow<T>{tile, L}, queries, width, sums, width);
+    multiply<true>(keys, width, L, ByRow<T>{tile, L}, queries, width, sums, width);
 }
 
 } // namespace ringmpi

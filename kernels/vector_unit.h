@@ -125,15 +125,9 @@ template <class Raw> struct VectorUnit {
         ringmpi::scores<LANES, T>({rows.from(keys.first), rows.stride}, keys.count(), operand.lanes(), head_dim_, tile);
     }
 
-    // The same, while what is read next is on its way: `gather` goes down columns, which the processor does not foresee.
+    // The same, while what is read next is on its way.
     void scores(const typename Block::Rows &rows, Keys keys, const Operand &operand, T *tile, const typename Block::Rows &next) {
-        constexpr int64_t LINE = 64 / static_cast<int64_t>(sizeof(T));
-        for (int64_t key = keys.first; key < keys.last; key += ROWS) {
-            const int64_t last = std::min(keys.last, key + ROWS);
-            for (int64_t ahead = key; ahead < last; ++ahead)
-                for (int64_t d = 0; d < head_dim_; d += LINE) __builtin_prefetch(next.from(ahead) + d);
-            scores(rows, {key, last}, operand, tile + (key - keys.first) * LANES);
-        }
+        fetching(keys, next, [&](Keys some) { scores(rows, some, operand, tile + (some.first - keys.first) * LANES); });
     }
 
     void gather(const typename Block::Rows &rows, Keys keys, T *tile, T *sums) {
@@ -151,8 +145,22 @@ template <class Raw> struct VectorUnit {
     // Add what `absorb` has left for later.
     void finish(T *) {}
 
-    void scatter(T *tile, int64_t keys, const Operand &operand, T *sums) {
-        ringmpi::scatter<LANES>(tile, keys, operand.rows(), width_, sums);
+    void scatter(T *tile, int64_t keys, const Operand &operand, T *sums) { scatter(tile, keys, operand.rows(), sums); }
+
+  protected:
+    void scatter(const T *tile, int64_t keys, const T *queries, T *sums) {
+        ringmpi::scatter<LANES>(tile, keys, queries, width_, sums);
+    }
+
+    // Compute a few keys at a time, and fetch rows of theirs: `gather` goes down columns, which the processor does not foresee.
+    template <class Compute> void fetching(Keys keys, const typename Block::Rows &next, Compute compute) {
+        constexpr int64_t LINE = 64 / static_cast<int64_t>(sizeof(T));
+        for (int64_t key = keys.first; key < keys.last; key += ROWS) {
+            const int64_t last = std::min(keys.last, key + ROWS);
+            for (int64_t ahead = key; ahead < last; ++ahead)
+                for (int64_t d = 0; d < head_dim_; d += LINE) __builtin_prefetch(next.from(ahead) + d);
+            compute({key, last});
+        }
     }
 
   private:

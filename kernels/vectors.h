@@ -70,6 +70,21 @@ template <> inline Vector<double> larger<double>(Vector<double> a, Vector<double
 }
 #endif
 
+// sum + factor * x, in every lane.
+inline Vector<float> multiply_add(Vector<float> sum, Vector<float> factor, Vector<float> x) { return sum + factor * x; }
+inline Vector<double> multiply_add(Vector<double> sum, Vector<double> factor, Vector<double> x) { return sum + factor * x; }
+
+// Two bfloat16 numbers, which are multiplied with two others and added up at once.
+using Pair = int32_t;
+#if defined(__AVX512BF16__)
+#define RINGMPI_DOT_PRODUCTS 1
+inline Vector<float> multiply_add(Vector<float> sum, Vector<Pair> factor, Vector<Pair> x) {
+    return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, (__m512bh)factor, (__m512bh)x);
+}
+#else
+#define RINGMPI_DOT_PRODUCTS 0
+#endif
+
 // Whether any lane of a comparison's result is set.
 template <class I> inline bool any(Vector<I> set) {
     I found = 0;
