@@ -13,8 +13,8 @@ namespace ringmpi {
 struct DotUnit : VectorUnit<BFloat16> {
     using Wide = VectorUnit<BFloat16>;
 
-    static constexpr double SPEED = 1.3;          // about, with two to three of five products at once to twice the rate
-    static constexpr bool SCALES_SCORES = true;   // q times the scale is no bfloat16
+    static constexpr double SPEED = 1.3;        // about: one product of two, or two of five, at twice the rate
+    static constexpr bool SCALES_SCORES = true; // q times the scale is no bfloat16
 
     static float left_over(double scale) { return static_cast<float>(scale); }
     static double taken(double) { return 1; }
