@@ -25,6 +25,7 @@ COLOURS = {
     "native": "#1a1a1a",
     "ring zigzag": "#1a1a1a",
     "ring contiguous": "#7a7a7a",
+    "native-unsliced": "#b0b0b0",
     "numpy": "#c9a227",
     "torch-sdpa": "#d1495b",
     "torch-ring zigzag": "#d1495b",

@@ -1,4 +1,6 @@
-"""Contenders `native` and `numpy`: one device and one block, as a ring of one rank uses it.
+"""Contenders `native`, `native-unsliced` and `numpy`: one device and one block, as in a ring of one rank.
+
+The second one takes no breaks in which a ring would call MPI.
 
 Usage: ringmpi_device.py ADDRESS DEVICE THREADS
 """
@@ -12,11 +14,14 @@ import numpy as np
 import ringmpi
 from case import Array, Case
 from ringmpi import devices
-from ringmpi.devices import Block, Device, Gradients, Outcome, Queries, Work
+from ringmpi.devices import Block, Device, Gradients, Outcome, Queries, Work, native
 from ringmpi.encoding import numpy_dtype
 from ringmpi.mask import Mask
 from ringmpi.softmax import State, state_dtype
 from worker import Job, serve
+
+#: Seconds of a slice that no block here fills.
+UNSLICED_S = 3600.0
 
 
 class DeviceJob(Job):
@@ -57,7 +62,11 @@ class DeviceJob(Job):
 
 def make(name: str, mask: Mask, softmax_scale: float, threads: int) -> Device:
     """Return a device; the threads of NumPy are those of its BLAS, which the environment sets."""
-    return devices.make_device(name, mask, softmax_scale, threads if name == "native" else 1)
+    if name == "numpy":
+        return devices.make_device(name, mask, softmax_scale)
+    if name == "native-unsliced":
+        native.SLICE_S = UNSLICED_S
+    return devices.make_device("native", mask, softmax_scale, threads)
 
 
 def complete(work: Work) -> None:
@@ -69,7 +78,7 @@ def complete(work: Work) -> None:
 if __name__ == "__main__":
     address, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
     facts = {"ringmpi": ringmpi.__version__, "numpy": np.__version__}
-    if name == "native":
+    if name != "numpy":
         missing = ringmpi.prepare()
         if missing is not None:
             sys.exit(missing)
