@@ -135,6 +135,9 @@ class Cluster:
         )
         self.folder.chmod(0o755)  # For the sockets in it.
         (self.folder / "slurm.conf").write_text(configuration)
+        # Or what an earlier cluster has left in /tmp keeps its PMIx from starting. Both nodes would use one
+        # folder for a step, so with PMIx a step has one node.
+        (self.folder / "mpi.conf").write_text(f"PMIxCliTmpDirBase={self.folder}\n")
         for name in ("state", *NODES):
             (self.folder / name).mkdir()
         key = self.folder / "munge.key"

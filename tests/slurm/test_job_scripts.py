@@ -135,7 +135,7 @@ def test_ranks_of_a_script_are_on_both_nodes(submitted: dict[str, list[Submitted
 
 @pytest.mark.both_mpi
 def test_script_runs_with_the_launcher_of_the_library(jobs: Jobs) -> None:
-    """Under Open MPI it is mpirun: it knows nothing of PMI-2, and Debian's Slurm has no PMIx library."""
+    """Under Open MPI it is mpirun: it knows nothing of PMI-2, and a site without PMIx has no other way."""
     few = {"RANKS": "1,4", "DTYPES": "float32", "LAYOUTS": "zigzag"}
     (task,) = jobs.submit("exactness", site="generic", env=few)
 

@@ -39,6 +39,22 @@ def test_mpich_runs_on_both_nodes(launcher: str, cluster: Cluster, tmp_path: Pat
 
 
 @pytest.mark.both_mpi
+def test_srun_starts_ranks_by_the_plugin_of_the_library(cluster: Cluster, tmp_path: Path) -> None:
+    """Two on one node: PMIx tells Open MPI which cores ranks have, and there are fewer than Slurm is told."""
+    plugin = {"MPICH": "pmi2", "Open MPI": "pmix"}[library()]
+    if plugin not in cluster.run("srun", "--mpi=list").stdout.split():
+        pytest.skip(f"Slurm has no plugin {plugin}: apt-get install libpmix-dev")
+    output = tmp_path / "result.h5"
+    words = ("salloc", "--quiet", "--nodes=1", "--ntasks=2", "srun", f"--mpi={plugin}")
+    cluster.run(*words, CONSOLE, *PROBLEM.split(), output)
+
+    with ResultFile(output) as result:
+        assert result.size == 2
+        assert result.facts("machine")["mpi_library"].startswith(library())
+    assert verified(output)
+
+
+@pytest.mark.both_mpi
 @pytest.mark.parametrize("plugin", ["none", "pmi2"])
 def test_ranks_that_cannot_find_one_another_are_refused_with_what_helps(
     plugin: str, cluster: Cluster, tmp_path: Path
