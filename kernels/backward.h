@@ -56,7 +56,7 @@ template <class Unit> class Backward {
             counts.tiles_skipped += std::max<int64_t>(tiles, 0);
         }
         if (touched) {
-            const T scale = Unit::left_over(problem_.task.softmax_scale);
+            const T scale = scale_of_scores<Unit>(problem_.task);
             add_to_keys(problem_.task.dk, kv_head, keys, dk_, scale);
             add_to_keys(problem_.task.dv, kv_head, keys, dv_, T(1));
         }
@@ -96,7 +96,7 @@ template <class Unit> class Backward {
 
     // Turn scores into weights p, and dout . v into changes ds.
     void weigh(int64_t keys) {
-        const Vector<T> scale = broadcast(Unit::left_over(problem_.task.softmax_scale));
+        const Vector<T> scale = broadcast(scale_of_scores<Unit>(problem_.task));
         for (int64_t lane = 0; lane < L; lane += WIDTH<T>) {
             const Vector<T> shift = finite_shift<T>(ringmpi::load(lse_ + lane)), delta = ringmpi::load(delta_ + lane);
             for (int64_t key = 0; key < keys; ++key) {
@@ -118,7 +118,7 @@ template <class Unit> class Backward {
 
     void load(const Strip<L> &strip) {
         const Task &task = problem_.task;
-        q_.load(problem_, task.q, strip, Unit::taken(task.softmax_scale));
+        q_.load(problem_, task.q, strip, scale_of_queries<Unit>(task));
         dout_.load(problem_, task.dout, strip, 1);
         load_lanes(task.lse, strip, lse_);
         load_lanes(task.delta, strip, delta_);

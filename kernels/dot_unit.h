@@ -16,9 +16,6 @@ struct DotUnit : VectorUnit<BFloat16> {
     static constexpr double SPEED = 1.3;        // about: one product of two, or two of five, at twice the rate
     static constexpr bool SCALES_SCORES = true; // q times the scale is no bfloat16
 
-    static float left_over(double scale) { return static_cast<float>(scale); }
-    static double taken(double) { return 1; }
-
     // k and v of a KV head, wide, and those that make scores as pairs of numbers too.
     class Block {
       public:

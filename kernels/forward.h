@@ -73,7 +73,7 @@ template <class Unit> class Forward {
     // Let the maxima rise to the largest of some scores, and rescale row_sum; acc is left to `rescale`.
     void raise_maxima(int64_t keys) {
         constexpr int VECTORS = L / WIDTH<T>;
-        const Vector<T> scale = broadcast(Unit::left_over(problem_.task.softmax_scale));
+        const Vector<T> scale = broadcast(scale_of_scores<Unit>(problem_.task));
         Vector<T> top[VECTORS];
         each<VECTORS>([&](auto c) { top[c] = ringmpi::load(row_max_ + c * WIDTH<T>); });
         for (int64_t key = 0; key < keys; ++key)
@@ -112,7 +112,7 @@ template <class Unit> class Forward {
 
     void load(const Strip<L> &strip) {
         const Task &task = problem_.task;
-        q_.load(problem_, task.q, strip, Unit::taken(task.softmax_scale));
+        q_.load(problem_, task.q, strip, scale_of_queries<Unit>(task));
         load_rows<T>(task.head_dim, task.acc, strip, T(1), rows_, width_);
         transpose(rows_, width_, L, width_, sums_, L);
         load_lanes(task.row_max, strip, row_max_);

@@ -160,9 +160,6 @@ template <int L, int64_t K> struct MatrixUnit {
     static constexpr bool PREPARES = true;
     static constexpr bool SCALES_SCORES = true;        // q times the scale is no bfloat16
 
-    static float left_over(double scale) { return static_cast<float>(scale); }
-    static double taken(double) { return 1; }
-
     static void enter() {
         static constexpr amx::Configuration configuration{}; // in memory as a whole: GCC's intrinsic names its first bytes only
         _tile_loadconfig(&configuration);

@@ -97,7 +97,7 @@ int64_t ringmpi_task_nbytes() { return sizeof(ringmpi::Task); }
 
 const char *ringmpi_instruction_set() {
 #if RINGMPI_DOT_PRODUCTS
-    return "AVX-512 with dot products of bfloat16";
+    return "AVX-512 BF16";
 #elif defined(__AVX512F__)
     return "AVX-512";
 #elif defined(__AVX2__) && defined(__FMA__)

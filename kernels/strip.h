@@ -98,6 +98,13 @@ template <class T, int L> void store_lanes(const Tensor &tensor, const Strip<L> 
         *strip.template in<T>(tensor, lane) = lanes[lane];
 }
 
+// The factor of scores goes into the queries as they are loaded, where a unit holds them in the dtype of the state; else it is
+// left over for the scores, and for sums over queries.
+template <class Unit> inline double scale_of_queries(const Task &task) { return Unit::SCALES_SCORES ? 1 : task.softmax_scale; }
+template <class Unit> inline typename Unit::T scale_of_scores(const Task &task) {
+    return static_cast<typename Unit::T>(Unit::SCALES_SCORES ? task.softmax_scale : 1);
+}
+
 // What is subtracted from scores: 0 where no key was seen, since -inf - -inf is NaN.
 template <class T> inline Vector<T> finite_shift(Vector<T> row_max) {
     const Vector<T> none = broadcast(-static_cast<T>(INFINITY));

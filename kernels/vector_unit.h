@@ -114,10 +114,6 @@ template <class Raw> struct VectorUnit {
         T *rows_, *lanes_;
     };
 
-    // The factor that is left to be put on scores, and on sums over queries, after `Operand` took its own.
-    static T left_over(double) { return 1; }
-    static double taken(double scale) { return scale; }
-
     static int64_t nbytes(const Problem &) { return 0; }
     VectorUnit(const Problem &problem, int64_t width, Scratch &) : head_dim_(problem.task.head_dim), width_(width) {}
 

@@ -5,7 +5,7 @@
 : "${RANKS_PER_NODE:=2}" "${CORES_PER_RANK:=1}"
 : "${RINGMPI_MPI:=mpich}" "${DEVICE:=native}"
 if [ "$RINGMPI_MPI" = openmpi ]; then
-    : "${LAUNCHER:=mpiexec}" # Open MPI 5 speaks PMIx alone under srun, which Debian's Slurm has no library for.
+    : "${LAUNCHER:=mpiexec}" # Open MPI 5 speaks PMIx alone under srun, for which Debian's Slurm has no library without libpmix-dev.
 else
     : "${LAUNCHER:=srun --mpi=pmi2}"
     # Slurm's PMI reads lines of at most 1024 bytes. What MPICH tells of UCX in them may be longer, and then ranks hang in

@@ -77,9 +77,8 @@ class HostDevice:
         """Return the sum over head_dim of ``dout * out``, head by head to save memory."""
         dtype = state_dtype(dout.dtype)
         total = np.empty(dout.shape[:-1], dtype)
-        with np.errstate(
-            invalid="ignore", over="ignore"
-        ):  # Of rows that are not finite it is not either.
+        # Of rows that are not finite it is not either.
+        with np.errstate(invalid="ignore", over="ignore"):
             for at in np.ndindex(dout.shape[:2]):
                 np.sum(np.multiply(dout[at], out[at], dtype=dtype), axis=-1, out=total[at])
         return total

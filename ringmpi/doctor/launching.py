@@ -102,8 +102,8 @@ def slurm(environment: Environment, library: str, netmods: Sequence[str] = ()) -
     known = f", {default} unless --mpi says otherwise" if default else ""
     yield Fact("slurm mpi", f"plugins: {', '.join(plugins) or 'none told'}{known}")
     if library:
-        fact = fitting(library, plugins, default)
         plugin = plugin_for(library, plugins, default)
+        fact = fitting(library, plugin, default)
         if plugin:
             fact = _with_own_library(fact, path, library, environment)
         if plugin == "pmi2":
@@ -151,9 +151,8 @@ def _wanted(library: str) -> tuple[str, ...]:
     return plugins_of(library) or ("pmi2", "pmix")  # Which most libraries know.
 
 
-def fitting(library: str, plugins: list[str], default: str = "") -> Fact:
-    """Return with which plugin ``srun`` starts an MPI library, or that it cannot. Local."""
-    plugin = plugin_for(library, plugins, default)
+def fitting(library: str, plugin: str, default: str = "") -> Fact:
+    """Return with which plugin ``srun`` starts an MPI library, or, for none, that it cannot. Local."""
     if not plugin:
         return Fact(
             PROBLEM,

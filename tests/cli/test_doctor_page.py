@@ -64,6 +64,24 @@ def test_doctor_names_a_launcher_of_another_library(tmp_path: Path) -> None:
     assert [line for line in ended.stdout.splitlines() if foreign in line], ended.told()
 
 
+def test_doctor_knows_the_networks_of_mpich_where_slurm_starts_it(tmp_path: Path) -> None:
+    srun = tmp_path / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(
+        "#!/bin/sh\ncase $1 in --version) echo slurm 22.05.8 ;; *) echo pmi2; echo pmix ;; esac\n"
+    )
+    srun.chmod(0o755)
+    path = f"{srun.parent}:{os.environ['PATH']}"
+
+    ended = doctor_beside(srun.parent, tmp_path, {"PATH": path, "MPIR_CVAR_CH4_NETMOD": ""})
+
+    assert ended.returncode == 0, ended.told()
+    export = "pmix" if under_open_mpi() else "pmi2 MPIR_CVAR_CH4_NETMOD=ofi"
+    assert f"-> export SLURM_MPI_TYPE={export}" in map(str.strip, ended.stdout.splitlines()), (
+        ended.told()
+    )
+
+
 #: Names of secrets that a page and a file must not hold, all of them with one value.
 SECRET = "planted-" + "s3cr3t"
 SECRETS = dict.fromkeys(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,6 +46,46 @@ def test_nobody_starts_before_the_moment_that_follows_the_last_ones_coming(
     # Clocks with injected offsets are added up in float64, as the largest of them is 1000 s.
     start = max(comm.allgather(came)) + START_AHEAD - 1e-9
     collective_assert(started >= start, f"{start - started} s too early")
+
+
+class Ticking:
+    """A team of one whose clock goes on by what is slept and by each look; tells when MPI was called."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.comm = self
+        self.time = 0.0
+        self.called: list[float] = []
+
+    def clock(self) -> float:
+        self.time += 1e-6
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def barrier(self) -> None:
+        pass
+
+    def share(self, moment: float) -> float:
+        return moment
+
+    def Iprobe(self) -> bool:  # noqa: N802  # mpi4py's name
+        self.called.append(self.time)
+        return False
+
+
+@pytest.mark.mpi(min_size=1)
+def test_mpi_goes_on_while_a_rank_waits_for_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the message that tells others of it may stay here until the pass."""
+    team: Any = Ticking()
+    monkeypatch.setattr(time, "sleep", team.sleep)
+
+    start_together(team, np.zeros(1), team.clock)
+
+    assert len(team.called) > 5
+    assert np.diff([0.0, *team.called, team.time]).max() < START_AHEAD / 5
 
 
 def test_drift_shows_between_two_measurements(

@@ -374,7 +374,7 @@ class TestSlurm:
     def test_the_plugin_that_a_library_needs_is_named(
         self, library: str, plugins: list[str], words: str, remedy: str
     ) -> None:
-        fact = launching.fitting(library, plugins)
+        fact = launching.fitting(library, launching.plugin_for(library, plugins))
 
         assert words in fact.value
         assert fact.remedy.startswith(remedy)

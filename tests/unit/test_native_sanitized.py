@@ -77,6 +77,26 @@ def test_odd_shapes_are_computed_within_their_memory(runtime: str, less: tuple[s
     assert "Sanitizer" not in ended.stderr
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="units of x86")
+@pytest.mark.parametrize("cpu", ["cooperlake", "sapphirerapids"])
+def test_units_that_this_cpu_lacks_compile(cpu: str) -> None:
+    """Dot products of bfloat16, without and with AMX."""
+    recipe = recipe_here()
+    source = Path(__file__).parents[2] / "kernels" / "native.cpp"
+    words = [*recipe.compiler, "-std=c++17", f"-march={cpu}", "-fsyntax-only"]
+
+    def compiled(file: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*words, "-xc++", file], capture_output=True, text=True, check=False, timeout=TEST_LIMIT
+        )
+
+    if compiled(os.devnull).returncode != 0:
+        pytest.skip(f"{recipe.compiler[0]} knows no {cpu}")
+    done = compiled(str(source))
+
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
