@@ -4,7 +4,7 @@
 # All take turns on the same inputs and the same threads: single part, one process on THREADS threads; ring part,
 # THREADS ranks of one thread. Nothing else should run on the machine. A result that is not right has no time.
 # Peers are installed apart, into .venv-peers; what cannot be installed or does not start is left out, and said.
-# About 75 minutes on 2 cores, a quarter of that with SIZES="4096 8192"; goes on where it was interrupted, when it is
+# About two hours on 2 cores, a quarter of that with SIZES="4096 8192"; goes on where it was interrupted, when it is
 # started again by the same commit with the same settings.
 #
 # Usage:  bash jobs/bench_cpu.sh          writes results/bench_cpu.csv and results/figures/bench_cpu.png
@@ -15,7 +15,7 @@
 # THREADS          of the single part, and ranks of the ring part (2)
 # ALTERNATIONS     least number of turns (7); quick cases have up to three times as many
 # LEAST_SECONDS    for which a quick case goes on (4)
-# SLOW_LIMIT       longest sequence for the peers that take several times as long (8192)
+# SLOW_LIMIT       longest sequence for the peers that take several times as long (16384)
 # PEERS            of: torch lucidrains jax; "none" for none of them
 # DEVICE           native or numpy
 set -euo pipefail
@@ -88,4 +88,4 @@ python "$root/jobs/bench_cpu" --csv "$out/bench_cpu.csv" --figure "$out/figures/
     --passes ${PASSES:-forward forward+backward} \
     --sizes ${SIZES:-4096 8192 16384} --head-dims ${HEAD_DIMS:-64 128} \
     --alternations "${ALTERNATIONS:-7}" --least-seconds "${LEAST_SECONDS:-4}" \
-    --slow-limit "${SLOW_LIMIT:-8192}"
+    --slow-limit "${SLOW_LIMIT:-16384}"

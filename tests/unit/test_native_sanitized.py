@@ -1,12 +1,14 @@
-"""The C++ under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own."""
+"""The C++ under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, in processes of its own."""
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from ringmpi.devices.build import build, recipe_here
 from ringmpi.errors import MissingCapabilityError
 
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
+RACE_FLAGS = ("-fsanitize=thread", "-g", "-O1")
 
 #: What the compiler is told to leave out, for vectors of other widths than this machine's widest.
 VECTORS: dict[str, tuple[str, ...]] = {"all that this machine has": ()}
@@ -27,21 +30,45 @@ extern "C" int read_behind(const int *numbers, long count) { return numbers[coun
 extern "C" int shift(int by) { return 1 << by; }
 """
 
+#: Two threads count with one number.
+RACY = b"""
+#include <thread>
+extern "C" int count() {
+    int counted = 0;
+    const auto more = [&] { for (int i = 0; i < 1000; ++i) ++counted; };
+    std::thread first(more), second(more);
+    first.join();
+    second.join();
+    return counted;
+}
+"""
+
 #: Seconds for a compiler that instruments everything, on a busy core.
 TEST_LIMIT = 600
 
 
 @pytest.fixture(scope="module")
 def runtime() -> str:
-    """The sanitizer's library, which must be loaded before all others."""
+    """The library of the address sanitizer."""
+    return runtime_library("libasan.so")
+
+
+@pytest.fixture(scope="module")
+def race_runtime() -> str:
+    """The library of the thread sanitizer."""
+    return runtime_library("libtsan.so")
+
+
+def runtime_library(name: str) -> str:
+    """Return a sanitizer's library, which must be loaded before all others."""
     try:
         compiler = recipe_here().compiler
     except MissingCapabilityError as error:
         pytest.skip(str(error))
-    asked = [*compiler, "-print-file-name=libasan.so"]
+    asked = [*compiler, f"-print-file-name={name}"]
     path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(path).is_absolute():
-        pytest.skip(f"{compiler[0]} has no libasan.so")
+        pytest.skip(f"{compiler[0]} has no {name}")
     return str(Path(path).resolve())
 
 
@@ -52,17 +79,29 @@ def run(runtime: str, *words: str) -> subprocess.CompletedProcess[str]:
         # Python leaves much to the end of the process.
         "ASAN_OPTIONS": "detect_leaks=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
+        # Of many races the first one tells enough, and each takes its time to be told.
+        "TSAN_OPTIONS": "halt_on_error=1",
         "PYTHONPATH": str(tests),
         "PYTHONMALLOC": "malloc",
     }
     return subprocess.run(
-        [sys.executable, *words],
+        [*in_order(), sys.executable, *words],
         capture_output=True,
         text=True,
         env={**os.environ, **own},
         check=False,
         timeout=TEST_LIMIT,
     )
+
+
+@cache
+def in_order() -> tuple[str, ...]:
+    """Return how to start a process whose memory lies where ThreadSanitizer expects it, where allowed."""
+    words = ("setarch", "--addr-no-randomize")
+    if shutil.which(words[0]) is None:
+        return ()
+    tried = subprocess.run([*words, "true"], capture_output=True, check=False, timeout=TEST_LIMIT)
+    return words if tried.returncode == 0 else ()
 
 
 @pytest.mark.timeout(TEST_LIMIT)
@@ -75,6 +114,29 @@ def test_odd_shapes_are_computed_within_their_memory(runtime: str, less: tuple[s
     assert ended.returncode == 0, ended.stderr[-5000:]
     assert ended.stdout.strip().endswith("cases")
     assert "Sanitizer" not in ended.stderr
+
+
+@pytest.mark.timeout(TEST_LIMIT)
+def test_threads_touch_nothing_at_once(race_runtime: str) -> None:
+    library = build(recipe_here(RACE_FLAGS)).path
+
+    ended = run(race_runtime, str(Path(__file__).with_name("raced.py")), str(library))
+
+    assert ended.returncode == 0, ended.stderr[-5000:]
+    assert ended.stdout.strip().endswith("cases")
+    assert "Sanitizer" not in ended.stderr
+
+
+def test_a_race_would_be_seen(
+    race_runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGMPI_CACHE", str(tmp_path / "cache"))
+    library = build(replace(recipe_here(RACE_FLAGS), sources={"racy.cpp": RACY})).path
+
+    ended = run(race_runtime, "-c", f"import ctypes; ctypes.CDLL({str(library)!r}).count()")
+
+    assert ended.returncode != 0
+    assert "data race" in ended.stderr
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="units of x86")
