@@ -155,6 +155,7 @@ inline int64_t pieces_in(int64_t all, int64_t length) { return (all + length - 1
 // Numbers of units that are done, for each of some things that units touch one after the other.
 class Progress {
   public:
+    // All begin at 0.
     void follow(int64_t count) { done_ = std::vector<std::atomic<int64_t>>(static_cast<size_t>(count)); }
 
     int64_t of(int64_t thing) const { return done_[static_cast<size_t>(thing)].load(); }
@@ -187,7 +188,7 @@ template <class Unit> class BlockWork : public Work {
     virtual int64_t pieces_of_rows() const = 0;
     virtual int64_t pieces_of_keys() const = 0;
     virtual bool adds_to_keys() const = 0;
-    virtual void attend(const Cell &cell, const typename Unit::Block &block, int64_t kv_head, int thread, Counts &counts) = 0;
+    virtual void attend(const Cell &at, const typename Unit::Block &block, int64_t kv_head, int thread, Counts &counts) = 0;
 
     // To be called once the pieces are known.
     void place_blocks(Scratch &shared) {
@@ -269,9 +270,9 @@ template <class Unit> class ForwardWork : public BlockWork<Unit> {
     int64_t unit_count(int64_t) const override { return pieces_of_rows(); }
     Cell cell(int64_t round, int64_t number) const override { return {number, round}; }
 
-    void attend(const Cell &cell, const typename Unit::Block &block, int64_t kv_head, int thread, Counts &counts) override {
-        const Keys keys = piece_of(this->problem_.task.keys, segment_, cell.keys);
-        threads_[static_cast<size_t>(thread)]->attend(block, kv_head, cell.rows * Unit::LANES, keys, counts);
+    void attend(const Cell &at, const typename Unit::Block &block, int64_t kv_head, int thread, Counts &counts) override {
+        const Keys keys = piece_of(this->problem_.task.keys, segment_, at.keys);
+        threads_[static_cast<size_t>(thread)]->attend(block, kv_head, at.rows * Unit::LANES, keys, counts);
     }
 
   private:
@@ -320,10 +321,10 @@ template <class Unit> class BackwardWork : public BlockWork<Unit> {
         return {round - keys, keys};
     }
 
-    void attend(const Cell &cell, const typename Unit::Block &block, int64_t kv_head, int thread, Counts &counts) override {
-        const Keys keys = piece_of(this->problem_.task.keys, keys_, cell.keys);
-        const int64_t last = std::min(this->problem_.rows, (cell.rows + 1) * chunk_);
-        threads_[static_cast<size_t>(thread)]->attend(block, kv_head, cell.rows * chunk_, last, keys, counts);
+    void attend(const Cell &at, const typename Unit::Block &block, int64_t kv_head, int thread, Counts &counts) override {
+        const Keys keys = piece_of(this->problem_.task.keys, keys_, at.keys);
+        const int64_t last = std::min(this->problem_.rows, (at.rows + 1) * chunk_);
+        threads_[static_cast<size_t>(thread)]->attend(block, kv_head, at.rows * chunk_, last, keys, counts);
     }
 
   private:
