@@ -4,7 +4,7 @@
 # All take turns on the same inputs and the same threads: single part, one process on THREADS threads; ring part,
 # THREADS ranks of one thread. Nothing else should run on the machine. A result that is not right has no time.
 # Peers are installed apart, into .venv-peers; what cannot be installed or does not start is left out, and said.
-# About 100 minutes on 2 cores, a quarter of that with SIZES="4096 8192"; goes on where it was interrupted, when it is
+# About 100 minutes on 2 cores, a third of that with SIZES="4096 8192"; goes on where it was interrupted, when it is
 # started again by the same commit with the same settings.
 #
 # Usage:  bash jobs/bench_cpu.sh          writes results/bench_cpu.csv and results/figures/bench_cpu.png

@@ -1,6 +1,6 @@
 // Going over a block in units of about half a millisecond, which threads share, in an order that leaves no choice to time: a
-// unit waits for those before it that touch the same rows, and whose sums it adds to. So neither the number of threads nor when
-// the caller takes a break changes a bit.
+// unit waits for those before it that add to what it adds to. So neither the number of threads nor when the caller takes a break
+// changes a bit.
 #pragma once
 
 #include <atomic>

@@ -16,10 +16,12 @@ from unit.attending import Backward, Case, attend, cut  # noqa: E402
 #: Seconds, so that the caller takes many breaks while others go on.
 SLICE_S = 1e-4
 
-#: Several pieces of rows and keys for each KV head; then a piece each, so that threads go ahead by KV heads.
+#: Several pieces of rows and keys for each KV head; a piece each, so that threads go ahead by KV heads; and
+#: few rows with many keys, whose segments follow each other in the forward pass too.
 GRIDS = (
     Case(tokens=420, queries=300, batch=1, heads=6, kv_heads=3, head_dim=256),
     Case(tokens=70, batch=2, heads=8, kv_heads=8, head_dim=64),
+    Case(tokens=3000, queries=20, batch=1, heads=1, kv_heads=1, head_dim=256),
 )
 
 #: With blocks as they lie, and prepared ones.

@@ -192,21 +192,30 @@ def test_neither_threads_nor_slices_change_a_bit(
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(tokens=1500, heads=3, kv_heads=3, head_dim=256, causal=True),
+        Case(tokens=8000, queries=20, batch=1, heads=1, kv_heads=1, head_dim=256),
+    ],
+    ids=["many rows", "few rows"],
+)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "numpy"])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_many_units_are_computed_in_one_order(
-    dtype: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    dtype: str, kind: str, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cells of some 250 rows by 200 keys, of KV heads of which only two have room at a time."""
-    case = Case(tokens=1500, heads=3, kv_heads=3, head_dim=256, causal=True, dtype=dtype)
-    backward, blocks = Backward.of(case), cut(1500)
+    """Cells of some 250 rows by 200 keys, of KV heads of which only two have room; segments of a strip."""
+    case = replace(case, dtype=dtype)
+    backward, blocks = Backward.of(case), cut(case.tokens)
     found = set()
 
     for threads, seconds in ((1, 1e9), (2, 1e9), (3, 0.0), (7, 1e-4)):
         monkeypatch.setattr(native, "SLICE_S", seconds)
         device = device_of(case, threads=threads, matrix_unit="on" if "matrix" in kind else "off")
-        gradients, tally = backward.run(device, blocks)
-        found.add((*(array.tobytes() for array in gradients), str(tally)))
+        out, lse, tally = attend(device, case, case.tensors(), blocks)
+        gradients, more = backward.run(device, blocks)
+        found.add((*(array.tobytes() for array in (out, lse, *gradients)), str(tally), str(more)))
 
     assert len(found) == 1
 
