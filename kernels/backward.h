@@ -34,10 +34,9 @@ template <class Unit> class Backward {
         bool touched = false;
         for (int64_t row = first; row < last; row += L) {
             const Strip<L> strip(problem_, kv_head, row);
-            Keys seen = strip.seen_among(keys);
+            const Keys seen = strip.seen_among(keys, Unit::KEY_UNIT);
             int64_t tiles = up_to_multiple(keys.count(), Unit::TILE_KEYS) / Unit::TILE_KEYS;
             if (!seen.empty()) {
-                seen.first -= (seen.first - keys.first) % Unit::KEY_UNIT;
                 if (!touched) clear(keys);
                 touched = true;
                 load(strip);

@@ -28,10 +28,9 @@ template <class Unit> class Forward {
     // Attend the rows from `first` on to some keys.
     void attend(const Block &block, int64_t kv_head, int64_t first, Keys keys, Counts &counts) {
         const Strip<L> strip(problem_, kv_head, first);
-        Keys seen = strip.seen_among(keys);
+        const Keys seen = strip.seen_among(keys, Unit::KEY_UNIT);
         int64_t tiles = up_to_multiple(keys.count(), Unit::TILE_KEYS) / Unit::TILE_KEYS;
         if (!seen.empty()) {
-            seen.first -= (seen.first - keys.first) % Unit::KEY_UNIT;
             load(strip);
             for (Keys tile{seen.first, 0}; tile.first < seen.last; tile.first = tile.last) {
                 tile.last = std::min(seen.last, tile.first + Unit::TILE_KEYS);

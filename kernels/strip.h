@@ -31,8 +31,14 @@ template <int L> struct Strip {
                                      query_[lane] * tensor.token_stride);
     }
 
-    // The keys among some from the first to the last that any lane sees: neither end falls from lane to lane.
-    Keys seen_among(Keys keys) const { return {std::max(keys.first, begin[0]), std::min(keys.last, end[L - 1])}; }
+    // The keys among some from the first to the last that any lane sees (neither end falls from lane to lane), and those beside
+    // them that are computed together with them: hidden ones have to be masked, since 0 * NaN is NaN.
+    Keys seen_among(Keys keys, int64_t together) const {
+        const Keys seen{std::max(keys.first, begin[0]), std::min(keys.last, end[L - 1])};
+        if (seen.empty()) return seen;
+        return {seen.first - (seen.first - keys.first) % together,
+                std::min(keys.last, keys.first + up_to_multiple(seen.last - keys.first, together))};
+    }
 
     bool sees_all(Keys keys) const { return begin[L - 1] <= keys.first && end[0] >= keys.last; }
 

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from dense import DTYPES, attend_dense, pairs_between
 from numpy.typing import NDArray
 
-from ringmpi.devices import Block, Gradients, NativeDevice, NumpyDevice, Outcome, Queries
+from ringmpi.devices import (
+    Block,
+    Gradients,
+    NativeDevice,
+    NumpyDevice,
+    Outcome,
+    Queries,
+    native,
+)
 from ringmpi.devices.build import compiler_command
-from ringmpi.devices.native import library
 from ringmpi.errors import MissingCapabilityError
 from ringmpi.mask import Mask
 from ringmpi.softmax import State, state_dtype
 from ringmpi.trace import Tally
 
 from .gradients import assert_gradients_exact
+from .matrix_units import matrix_library
 
 Array = NDArray[Any]
 HostDevice = NumpyDevice | NativeDevice
@@ -86,12 +95,20 @@ def _numpy(mask: Mask, scale: float) -> HostDevice:
     return NumpyDevice(mask, scale)
 
 
-def _native(mask: Mask, scale: float) -> HostDevice:
-    return NativeDevice(mask, scale, matrix_unit="off")
+def native_device(case: Case, threads: int = 1, matrix_unit: str = "off") -> NativeDevice:
+    """Return a native device for a problem; a matrix unit that this CPU lacks is emulated."""
+    return _native(case.mask, case.scale, threads, matrix_unit)
+
+
+def _native(mask: Mask, scale: float, threads: int = 1, matrix_unit: str = "off") -> NativeDevice:
+    if matrix_unit == "off":
+        return NativeDevice(mask, scale, threads, matrix_unit)
+    with patch.object(native._Here, "library", matrix_library()):
+        return NativeDevice(mask, scale, threads, matrix_unit)
 
 
 def _native_with_matrix_unit(mask: Mask, scale: float) -> HostDevice:
-    return NativeDevice(mask, scale, matrix_unit="on")
+    return _native(mask, scale, matrix_unit="on")
 
 
 def natives() -> dict[str, Callable[[Mask, float], HostDevice]]:
@@ -104,9 +121,7 @@ def natives() -> dict[str, Callable[[Mask, float], HostDevice]]:
     except MissingCapabilityError:
         return {}
     found: dict[str, Callable[[Mask, float], HostDevice]] = {"native": _native}
-    return found | (
-        {"native, matrix unit": _native_with_matrix_unit} if library().has_matrix_unit else {}
-    )
+    return found | ({"native, matrix unit": _native_with_matrix_unit} if matrix_library() else {})
 
 
 #: The devices that compute in host memory, by name.

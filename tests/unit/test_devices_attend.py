@@ -115,10 +115,11 @@ def test_the_same_schedule_gives_the_same_bits(maker: Maker) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("where", ["k", "v", "k and v"])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [2, 24], ids=["all rows at once", "rows of one document at once"])
 def test_a_wild_key_behind_the_mask_reaches_nobody(
-    maker: Maker, dtype: str, where: str, bad: float
+    maker: Maker, heads: int, dtype: str, where: str, bad: float
 ) -> None:
-    case = Case(dtype=dtype, causal=True, documents=(0, 6, 17))
+    case = Case(dtype=dtype, causal=True, documents=(0, 6, 17), heads=heads)
     q, k, v = case.tensors()
     clean = attend(maker.of(case), case, (q, k, v), cut(17, 9))
     wild_k, wild_v = k.copy(), v.copy()
@@ -434,16 +435,18 @@ WILD_MASKS = {
     "window": Case(causal=True, window=3),
     "documents": Case(documents=(0, 6, 17)),
     "packed, grouped": Case(causal=True, documents=(0, 6, 17), heads=4, batch=2),
+    "rows of one document at once": Case(documents=(0, 6, 17), heads=24),
 }
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", REACH)
+@pytest.mark.parametrize("token", [3, 8])
 @pytest.mark.parametrize("case", WILD_MASKS.values(), ids=WILD_MASKS.keys())
 def test_a_nan_reaches_the_gradients_of_its_pairs_and_no_others(
-    maker: Maker, case: Case, name: str, dtype: str
+    maker: Maker, case: Case, token: int, name: str, dtype: str
 ) -> None:
-    clean, token = Backward.of(replace(case, dtype=dtype)), 8
+    clean = Backward.of(replace(case, dtype=dtype))
     tensor = clean.inputs()[name].copy()
     tensor[:, :, token] = np.nan
     allowed = case.allowed

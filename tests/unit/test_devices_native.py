@@ -26,7 +26,7 @@ from ringmpi.mask import Mask
 from ringmpi.softmax import State
 from ringmpi.trace import Tally
 
-from .attending import KINDS, Backward, Case, attend, cut, state_of
+from .attending import KINDS, Backward, Case, attend, cut, native_device, state_of
 
 pytestmark = pytest.mark.skipif("native" not in KINDS, reason="no C++ compiler")
 
@@ -183,7 +183,7 @@ def test_neither_threads_nor_slices_change_a_bit(
 
     for threads, seconds in ((1, 1e9), (1, 0.0), (2, 1e9), (3, 0.0), (7, 1e-4)):
         monkeypatch.setattr(native, "SLICE_S", seconds)
-        device = device_of(case, threads=threads, matrix_unit=unit)
+        device = native_device(case, threads, unit)
         out, lse, tallies = attend(device, case, case.tensors(), blocks)
         gradients, more = backward.run(device, blocks)
         bits = [array.tobytes() for array in (out, lse, *gradients)]
@@ -212,7 +212,7 @@ def test_many_units_are_computed_in_one_order(
 
     for threads, seconds in ((1, 1e9), (2, 1e9), (3, 0.0), (7, 1e-4)):
         monkeypatch.setattr(native, "SLICE_S", seconds)
-        device = device_of(case, threads=threads, matrix_unit="on" if "matrix" in kind else "off")
+        device = native_device(case, threads, "on" if "matrix" in kind else "off")
         out, lse, tally = attend(device, case, case.tensors(), blocks)
         gradients, more = backward.run(device, blocks)
         found.add((*(array.tobytes() for array in (out, lse, *gradients)), str(tally), str(more)))

@@ -16,6 +16,8 @@ import pytest
 from ringmpi.devices.build import build, recipe_here
 from ringmpi.errors import MissingCapabilityError
 
+from .matrix_units import emulation_flags
+
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 RACE_FLAGS = ("-fsanitize=thread", "-g", "-O1")
 
@@ -107,7 +109,8 @@ def in_order() -> tuple[str, ...]:
 @pytest.mark.timeout(TEST_LIMIT)
 @pytest.mark.parametrize("less", VECTORS.values(), ids=VECTORS.keys())
 def test_odd_shapes_are_computed_within_their_memory(runtime: str, less: tuple[str, ...]) -> None:
-    library = build(recipe_here((*FLAGS, *less))).path
+    flags = less or emulation_flags()
+    library = build(recipe_here((*FLAGS, *flags))).path
 
     ended = run(runtime, str(Path(__file__).with_name("sanitized.py")), str(library))
 
@@ -118,7 +121,7 @@ def test_odd_shapes_are_computed_within_their_memory(runtime: str, less: tuple[s
 
 @pytest.mark.timeout(TEST_LIMIT)
 def test_threads_touch_nothing_at_once(race_runtime: str) -> None:
-    library = build(recipe_here(RACE_FLAGS)).path
+    library = build(recipe_here((*RACE_FLAGS, *emulation_flags()))).path
 
     ended = run(race_runtime, str(Path(__file__).with_name("raced.py")), str(library))
 
