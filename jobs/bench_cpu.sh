@@ -18,6 +18,7 @@
 # SLOW_LIMIT       longest sequence for the peers that take several times as long (16384)
 # PEERS            of: torch lucidrains jax; "none" for none of them
 # DEVICE           native or numpy
+# WEIGHTS          of ringmpi in bfloat16: exact, or rounded, as those of its peers (exact)
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -83,7 +84,7 @@ fi
 # shellcheck disable=SC2086 # lists of words
 python "$root/jobs/bench_cpu" --csv "$out/bench_cpu.csv" --figure "$out/figures/bench_cpu.png" \
     --commit "$(python "$root/jobs/origin/origin.py")" --command "bash jobs/bench_cpu.sh" "${given[@]}" \
-    --device "${DEVICE:-native}" --heads "${HEADS:-2}" --threads "${THREADS:-2}" \
+    --device "${DEVICE:-native}" --weights "${WEIGHTS:-exact}" --heads "${HEADS:-2}" --threads "${THREADS:-2}" \
     --parts ${PARTS:-single ring} --dtypes ${DTYPES:-float32 bfloat16} --masks ${MASKS:-full causal} \
     --passes ${PASSES:-forward forward+backward} \
     --sizes ${SIZES:-4096 8192 16384} --head-dims ${HEAD_DIMS:-64 128} \

@@ -7,6 +7,7 @@
 //   RINGMPI_HEAD_SIZE          head_dim is at most this
 //   RINGMPI_FORWARD_COLUMNS    keys of a tile; and of a tile of the backward pass, keys or queries:
 //   RINGMPI_BACKWARD_COLUMNS
+//   RINGMPI_ROUNDS_WEIGHTS     1 where the tensor unit rounds weights to 16 bits, 0 where it splits them
 //
 // Tensors are [batch, heads, tokens, head_dim], contiguous. Blocks of threads are counted in one dimension: tiles of rows, of all
 // heads, of the batch. q, k, v and dout are Raw; all other tensors have the dtype of the state.

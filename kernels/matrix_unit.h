@@ -2,10 +2,10 @@
 //
 // q, k, v and dout are bfloat16, so their products are as exact as those of the vector units. Weights and changes are
 // float32, and rounded to bfloat16 they would miss the error bound of a float32 state by far. They are split into three
-// bfloat16 numbers whose sum they are, bit for bit: 8 bits of the 24 each. The unit is so fast that this costs little.
+// bfloat16 numbers whose sum they are, bit for bit: 8 bits of the 24 each. Where they may be rounded, one number is enough.
 #pragma once
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BW__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && defined(__linux__)
 #define RINGMPI_MATRIX_UNIT 1
 #else
 #define RINGMPI_MATRIX_UNIT 0
@@ -17,9 +17,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "scratch.h"
+#include "pairs.h"
 #include "softmax.h"
-#include "strip.h"
 
 namespace ringmpi {
 
@@ -37,7 +36,6 @@ namespace amx {
 // A register is 16 rows of 64 bytes: 16 float32 sums, or 32 bfloat16 of the left factor, or of the right one 16 pairs, each of
 // two consecutive terms.
 constexpr int64_t TALL = 16, DEEP = 32, TILE_NUMBERS = TALL * DEEP;
-constexpr int PARTS = 3; // of a float32 number
 
 struct alignas(64) Configuration {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -58,6 +56,7 @@ struct Factor {
     }
 };
 
+// Which factor is split into parts.
 enum class Split { neither, left, right };
 
 // No work for the vector units, which could do some while the matrix unit multiplies.
@@ -67,7 +66,7 @@ struct Nothing {
 
 // M x N registers of sums (0 to 3), from M registers of the left factor (4, 5) and N of the right one (6, 7). `beside` is called
 // after every M x N products.
-template <int M, int N, Split SPLIT, bool ADD, class Beside>
+template <int M, int N, Split SPLIT, int PARTS, bool ADD, class Beside>
 inline void multiply_registers(Factor left, Factor right, int64_t steps, float *out, int64_t out_row, Beside &beside) {
     const int64_t nbytes = out_row * static_cast<int64_t>(sizeof(float));
     float *below = out + TALL * out_row;
@@ -83,7 +82,7 @@ inline void multiply_registers(Factor left, Factor right, int64_t steps, float *
         if (M > 1 && N > 1) _tile_zero(3);
     }
     for (int64_t step = 0; step < steps; ++step) {
-        for (int part = 0; part < (SPLIT == Split::neither ? 1 : PARTS); ++part) {
+        for (int part = 0; part < PARTS; ++part) {
             if (part == 0 || SPLIT == Split::left) {
                 _tile_loadd(4, left.place(0, step, part), left.row);
                 if (M > 1) _tile_loadd(5, left.place(1, step, part), left.row);
@@ -109,7 +108,7 @@ inline void multiply_registers(Factor left, Factor right, int64_t steps, float *
 inline void settle_memory() { __asm__ volatile("" ::: "memory"); }
 
 // out (+)= left times right, for tall x wide registers of sums.
-template <Split SPLIT, bool ADD, class Beside = Nothing>
+template <Split SPLIT, int PARTS, bool ADD, class Beside = Nothing>
 inline void multiply(int64_t tall, int64_t wide, int64_t steps, Factor left, Factor right, float *out, int64_t out_row,
                      Beside beside = {}) {
     settle_memory(); // what was written is there to be read
@@ -121,13 +120,13 @@ inline void multiply(int64_t tall, int64_t wide, int64_t steps, Factor left, Fac
             float *sums = out + m * TALL * out_row + n * TALL;
             const bool two_tall = m + 1 < tall, two_wide = n + 1 < wide;
             if (two_tall && two_wide)
-                multiply_registers<2, 2, SPLIT, ADD>(above, across, steps, sums, out_row, beside);
+                multiply_registers<2, 2, SPLIT, PARTS, ADD>(above, across, steps, sums, out_row, beside);
             else if (two_tall)
-                multiply_registers<2, 1, SPLIT, ADD>(above, across, steps, sums, out_row, beside);
+                multiply_registers<2, 1, SPLIT, PARTS, ADD>(above, across, steps, sums, out_row, beside);
             else if (two_wide)
-                multiply_registers<1, 2, SPLIT, ADD>(above, across, steps, sums, out_row, beside);
+                multiply_registers<1, 2, SPLIT, PARTS, ADD>(above, across, steps, sums, out_row, beside);
             else
-                multiply_registers<1, 1, SPLIT, ADD>(above, across, steps, sums, out_row, beside);
+                multiply_registers<1, 1, SPLIT, PARTS, ADD>(above, across, steps, sums, out_row, beside);
         }
     settle_memory(); // nothing is read before it was written, or written over before it was read
 }
@@ -139,18 +138,14 @@ inline __m512i take_upper(__m512 &numbers) {
     return upper;
 }
 
-// Two rows of 16 bfloat16 numbers as 16 pairs.
-inline __m512i interleave(const BFloat16 *first, const BFloat16 *second) {
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(first)));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(second)));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-}
-
 } // namespace amx
 
-// L queries and K keys of a tile, multiples of DEEP.
-template <int L, int64_t K> struct MatrixUnit {
+// L queries and K keys of a tile, multiples of DEEP; a weight is the sum of three numbers, or rounded to one.
+template <int L, int64_t K, int PARTS = 3> struct MatrixUnit {
+    static_assert(PARTS == 3 || PARTS == 1, "two parts are neither exact nor fast");
+
     using T = float;
+    using Operand = PairedRows<L>;
 
     static constexpr int LANES = L;
     static constexpr int64_t TILE_KEYS = K;
@@ -169,13 +164,9 @@ template <int L, int64_t K> struct MatrixUnit {
     // k and v of a KV head, cut into registers: rows of 16 keys and 32 numbers, and transposed 16 numbers of 32 keys.
     class Block {
       public:
-        struct Rows {
-            const BFloat16 *at; // as they lie
-            int64_t stride;
-            BFloat16 *along; // registers [key / 16][d / 32], or none
+        struct Rows : KeyRows<BFloat16> { // as they lie
+            BFloat16 *along;  // registers [key / 16][d / 32], or none
             BFloat16 *across; // registers [key / 32][d / 16], or none
-
-            const BFloat16 *from(int64_t key) const { return at + key * stride; }
         };
 
         static int64_t nbytes(const Problem &problem) { return 3 * Scratch::nbytes_of<BFloat16>(padded_count(problem)); }
@@ -185,15 +176,13 @@ template <int L, int64_t K> struct MatrixUnit {
             BFloat16 *registers[3];
             for (BFloat16 *&array : registers) array = scratch.take<BFloat16>(padded_count(problem));
             const bool backward = problem.task.backward != 0;
-            k_ = {nullptr, 0, registers[0], backward ? registers[1] : nullptr};
-            v_ = {nullptr, 0, backward ? registers[2] : nullptr, backward ? nullptr : registers[1]};
+            k_ = {{}, registers[0], backward ? registers[1] : nullptr};
+            v_ = {{}, backward ? registers[2] : nullptr, backward ? nullptr : registers[1]};
         }
 
         void choose(int64_t kv_head) {
-            k_.at = problem_.of_key<const BFloat16>(problem_.task.k, kv_head, 0);
-            v_.at = problem_.of_key<const BFloat16>(problem_.task.v, kv_head, 0);
-            k_.stride = problem_.task.k.token_stride / static_cast<int64_t>(sizeof(BFloat16));
-            v_.stride = problem_.task.v.token_stride / static_cast<int64_t>(sizeof(BFloat16));
+            static_cast<KeyRows<BFloat16> &>(k_) = as_they_lie<BFloat16>(problem_, problem_.task.k, kv_head);
+            static_cast<KeyRows<BFloat16> &>(v_) = as_they_lie<BFloat16>(problem_, problem_.task.v, kv_head);
         }
 
         void prepare(Keys keys) {
@@ -241,7 +230,7 @@ template <int L, int64_t K> struct MatrixUnit {
                 alignas(64) float pairs[amx::TALL * amx::TALL];
                 for (int64_t pair = 0; pair < amx::TALL; ++pair) {
                     const BFloat16 *even = staged + 2 * pair * depth_ + d;
-                    _mm512_store_si512(pairs + pair * amx::TALL, amx::interleave(even, even + depth_));
+                    _mm512_store_si512(pairs + pair * amx::TALL, interleave(even, even + depth_));
                 }
                 transpose_block(pairs, amx::TALL, reinterpret_cast<float *>(registers + d * amx::DEEP), amx::TALL);
             }
@@ -252,54 +241,18 @@ template <int L, int64_t K> struct MatrixUnit {
         Rows k_{}, v_{};
     };
 
-    // Rows of a strip, as right factors: pairs of numbers [depth / 2][LANES], and pairs of rows [LANES / 2][depth].
-    class Operand {
-      public:
-        static int64_t nbytes(int64_t width) { return 3 * Scratch::nbytes_of<BFloat16>(LANES * width); }
-
-        Operand(int64_t width, Scratch &scratch)
-            : width_(width), rows_(scratch.take<BFloat16>(LANES * width)),
-              by_number_(scratch.take<float>(LANES * width / 2)), by_row_(scratch.take<float>(LANES * width / 2)) {}
-
-        void load(const Problem &problem, const Tensor &tensor, const Strip<LANES> &strip, double) {
-            const int64_t head_dim = problem.task.head_dim;
-            for (int64_t lane = 0; lane < LANES; ++lane) {
-                BFloat16 *row = rows_ + lane * width_;
-                const int64_t filled = lane < strip.count ? head_dim : 0;
-                if (filled)
-                    std::memcpy(row, strip.template in<const BFloat16>(tensor, lane),
-                                static_cast<size_t>(filled) * sizeof(BFloat16));
-                std::memset(row + filled, 0, static_cast<size_t>(width_ - filled) * sizeof(BFloat16));
-            }
-            transpose(reinterpret_cast<const float *>(rows_), width_ / 2, LANES, width_ / 2, by_number_, LANES);
-            for (int64_t lane = 0; lane < LANES; lane += 2)
-                for (int64_t d = 0; d < width_; d += amx::TALL)
-                    _mm512_store_si512(by_row_ + lane / 2 * width_ + d,
-                                       amx::interleave(rows_ + lane * width_ + d, rows_ + (lane + 1) * width_ + d));
-        }
-
-        const BFloat16 *rows() const { return rows_; }
-        const float *by_number() const { return by_number_; } // pairs of 16 bits, of which float is only the size
-        const float *by_row() const { return by_row_; }
-
-      private:
-        int64_t width_;
-        BFloat16 *rows_;
-        float *by_number_, *by_row_;
-    };
-
-    static int64_t nbytes(const Problem &) { return 2 * Scratch::nbytes_of<BFloat16>(amx::PARTS * TILE_KEYS * LANES); }
+    static int64_t nbytes(const Problem &) { return 2 * Scratch::nbytes_of<BFloat16>(PARTS * TILE_KEYS * LANES); }
 
     MatrixUnit(const Problem &, int64_t width, Scratch &scratch)
-        : width_(width), parts_(scratch.take<BFloat16>(amx::PARTS * TILE_KEYS * LANES)),
-          more_parts_(scratch.take<BFloat16>(amx::PARTS * TILE_KEYS * LANES)) {}
+        : width_(width), parts_(scratch.take<BFloat16>(PARTS * TILE_KEYS * LANES)),
+          more_parts_(scratch.take<BFloat16>(PARTS * TILE_KEYS * LANES)) {}
 
     // tile[key][lane] = sum over d of rows[key][d] * operand[lane][d]
     void scores(const typename Block::Rows &rows, Keys keys, const Operand &operand, T *tile) {
         const int64_t deep = width_ / amx::DEEP;
         const amx::Factor left{rows.along + keys.first * width_, REGISTER_ROW, REGISTER * deep, REGISTER, 0};
         const amx::Factor right{operand.by_number(), LANES * PAIR, REGISTER_ROW, amx::TALL * LANES * PAIR, 0};
-        amx::multiply<amx::Split::neither, false>(registers_of(keys.count()), WIDE, deep, left, right, tile, LANES);
+        amx::multiply<amx::Split::neither, 1, false>(registers_of(keys.count()), WIDE, deep, left, right, tile, LANES);
     }
 
     // What is read next lies in order here.
@@ -337,7 +290,7 @@ template <int L, int64_t K> struct MatrixUnit {
             }
         };
         if (pending_.count > 0) {
-            const int64_t products = pending_.count / amx::DEEP * amx::PARTS * up_to_multiple(width_ / amx::TALL, 2) / 2;
+            const int64_t products = pending_.count / amx::DEEP * PARTS * up_to_multiple(width_ / amx::TALL, 2) / 2;
             const int64_t pieces = count / 2 * (LANES / amx::TALL), share = (pieces + products - 1) / products;
             gather_parts(pending_, sums, [&] {
                 for (int64_t piece = 0; piece < share && key < count; ++piece) weigh();
@@ -358,21 +311,12 @@ template <int L, int64_t K> struct MatrixUnit {
     void scatter(T *tile, int64_t keys, const Operand &operand, T *sums) {
         const int64_t count = up_to_multiple(keys, amx::TALL);
         clear(tile, keys, count, 0);
-        alignas(64) static constexpr uint16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
-        const __m512i upper = _mm512_load_si512(UPPER);
         for (int64_t key = 0; key < count; ++key)
-            for (int64_t lane = 0; lane < LANES; lane += amx::DEEP) {
-                __m512 low = _mm512_loadu_ps(tile + key * LANES + lane), high = _mm512_loadu_ps(tile + key * LANES + lane + amx::TALL);
-                for (int part = 0; part < amx::PARTS; ++part) {
-                    const __m512i of_low = amx::take_upper(low), of_high = amx::take_upper(high);
-                    _mm512_storeu_si512(parts_ + part * PART + key * LANES + lane,
-                                        _mm512_permutex2var_epi16(of_low, upper, of_high));
-                }
-            }
+            for (int64_t lane = 0; lane < LANES; lane += amx::DEEP)
+                split_row(_mm512_loadu_ps(tile + key * LANES + lane), _mm512_loadu_ps(tile + key * LANES + lane + amx::TALL), key, lane);
         const amx::Factor left{parts_, LANES * NUMBER, amx::TALL * LANES * NUMBER, REGISTER_ROW, PART * NUMBER};
         const amx::Factor right{operand.by_row(), width_ * PAIR, REGISTER_ROW, amx::TALL * width_ * PAIR, 0};
-        amx::multiply<amx::Split::left, true>(count / amx::TALL, width_ / amx::TALL, LANES / amx::DEEP, left, right, sums, width_);
+        amx::multiply<amx::Split::left, PARTS, true>(count / amx::TALL, width_ / amx::TALL, LANES / amx::DEEP, left, right, sums, width_);
     }
 
   private:
@@ -389,10 +333,29 @@ template <int L, int64_t K> struct MatrixUnit {
 
     // Weights of two keys, as pairs in each part.
     static void split_pair(__m512 even, __m512 odd, int64_t key, int64_t lane, BFloat16 *parts) {
-        for (int part = 0; part < amx::PARTS; ++part) {
+        BFloat16 *at = parts + key * LANES + 2 * lane;
+        if constexpr (PARTS == 1) {
+            _mm512_storeu_si512(at, rounded_pairs(even, odd));
+            return;
+        }
+        for (int part = 0; part < PARTS; ++part) {
             const __m512i low = _mm512_srli_epi32(amx::take_upper(even), 16);
-            const __m512i pairs = _mm512_or_si512(amx::take_upper(odd), low);
-            _mm512_storeu_si512(parts + part * PART + key * LANES + 2 * lane, pairs);
+            _mm512_storeu_si512(at + part * PART, _mm512_or_si512(amx::take_upper(odd), low));
+        }
+    }
+
+    // Weights of a key, as a row in each part.
+    void split_row(__m512 low, __m512 high, int64_t key, int64_t lane) {
+        BFloat16 *at = parts_ + key * LANES + lane;
+        if constexpr (PARTS == 1) {
+            _mm512_storeu_si512(at, rounded_row(low, high));
+            return;
+        }
+        alignas(64) static constexpr uint16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                           33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+        for (int part = 0; part < PARTS; ++part) {
+            const __m512i of_low = amx::take_upper(low), of_high = amx::take_upper(high);
+            _mm512_storeu_si512(at + part * PART, _mm512_permutex2var_epi16(of_low, _mm512_load_si512(UPPER), of_high));
         }
     }
 
@@ -407,7 +370,7 @@ template <int L, int64_t K> struct MatrixUnit {
         const int64_t tall = width_ / amx::TALL;
         const amx::Factor left{weights.rows->across + weights.first * width_, REGISTER_ROW, REGISTER, REGISTER * tall, 0};
         const amx::Factor right{weights.parts, LANES * PAIR, REGISTER_ROW, amx::TALL * LANES * PAIR, PART * NUMBER};
-        amx::multiply<amx::Split::right, true>(tall, WIDE, weights.count / amx::DEEP, left, right, sums, LANES, beside);
+        amx::multiply<amx::Split::right, PARTS, true>(tall, WIDE, weights.count / amx::DEEP, left, right, sums, LANES, beside);
     }
 
     int64_t width_;

@@ -4,6 +4,7 @@
 
 #include "dot_unit.h"
 #include "matrix_unit.h"
+#include "rounding_dot_unit.h"
 #include "work.h"
 
 namespace ringmpi {
@@ -54,11 +55,14 @@ std::unique_ptr<Work> choose_work(const Task &task, Device &device, Memory &memo
     case Dtype::float16: return make_work<VectorUnit<Float16>>(task, device, memory);
     case Dtype::bfloat16: break;
     }
+    const bool rounds = task.rounds_weights != 0;
 #if RINGMPI_MATRIX_UNIT
-    if (device.matrix_unit) return make_work<MatrixUnit<32, 64>, MatrixUnit<64, 96>>(task, device, memory);
+    if (device.matrix_unit)
+        return rounds ? make_work<MatrixUnit<32, 64, 1>, MatrixUnit<64, 96, 1>>(task, device, memory)
+                      : make_work<MatrixUnit<32, 64>, MatrixUnit<64, 96>>(task, device, memory);
 #endif
 #if RINGMPI_DOT_PRODUCTS
-    return make_work<DotUnit>(task, device, memory);
+    return rounds ? make_work<RoundingDotUnit>(task, device, memory) : make_work<DotUnit>(task, device, memory);
 #else
     return make_work<VectorUnit<BFloat16>>(task, device, memory);
 #endif
@@ -110,6 +114,9 @@ const char *ringmpi_instruction_set() {
     return "vectors of 16 bytes";
 #endif
 }
+
+// Whether weights that may be rounded to bfloat16 are, without the matrix unit, which always does so.
+int32_t ringmpi_has_dot_products() { return RINGMPI_DOT_PRODUCTS; }
 
 int32_t ringmpi_has_matrix_unit() { return ringmpi::matrix_unit_works(); }
 

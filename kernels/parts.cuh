@@ -1,20 +1,27 @@
-// Weights of float32 as sums of 16-bit numbers, which tensor cores multiply. A weight that is rounded once would miss the error
-// bound of a float32 state by far: 2^-9 of itself in bfloat16, 2^-12 in float16, where the bound is a few 2^-23.
+// Weights of float32 as sums of 16-bit numbers, which tensor cores multiply. A weight that is rounded once misses the error
+// bound of a float32 state by far: 2^-8 of itself in bfloat16, 2^-11 in float16, where the bound is a few 2^-23. It is rounded where
+// that was asked for.
 #pragma once
 
 #include <ptx.cuh>
 
 namespace ringmpi {
 
+constexpr bool ROUNDS = RINGMPI_ROUNDS_WEIGHTS;
+
 template <class Raw> struct Parts;
 
 // Three numbers of 8 bits are the 24 bits of a float, cut and not rounded: their sum is the weight, bit for bit (one that is
 // subnormal apart).
 template <> struct Parts<BFloat16> {
-    static constexpr int COUNT = 3;
+    static constexpr int COUNT = ROUNDS ? 1 : 3;
     static constexpr bool SCALES = false;
 
     static __device__ void split(float low, float high, Bits32 (&part)[COUNT]) {
+        if (ROUNDS) {
+            part[0] = pack_bfloat16(low, high);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const Bits32 of_low = bits_of(low) & 0xffff0000u, of_high = bits_of(high) & 0xffff0000u;
@@ -29,7 +36,7 @@ template <> struct Parts<BFloat16> {
 // The exponents of float16 are few, so a row of weights is first scaled by a power of two; then what is lost of the second
 // number to subnormals is 2^-39 of the largest weight of the row.
 template <> struct Parts<Float16> {
-    static constexpr int COUNT = 2;
+    static constexpr int COUNT = ROUNDS ? 1 : 2;
     static constexpr bool SCALES = true;
     static constexpr int TOP = 14; // the largest weight of a row gets at least this exponent, of at most 15
 

@@ -31,6 +31,18 @@ struct Problem {
     }
 };
 
+// Rows of the keys of a KV head, as they lie in the block or in a copy.
+template <class Number> struct KeyRows {
+    const Number *at;
+    int64_t stride; // numbers
+
+    const Number *from(int64_t key) const { return at + key * stride; }
+};
+
+template <class Number> KeyRows<Number> as_they_lie(const Problem &problem, const Tensor &tensor, int64_t kv_head) {
+    return {problem.of_key<const Number>(tensor, kv_head, 0), tensor.token_stride / static_cast<int64_t>(sizeof(Number))};
+}
+
 // Some keys, from one up to another.
 struct Keys {
     int64_t first, last;

@@ -78,7 +78,14 @@ __device__ inline void multiply_add(Float16, float &d0, float &d1, float &d2, fl
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two numbers rounded to float16, to the nearest; the first in the lower half.
+// Two numbers rounded to bfloat16, to the nearest; the first in the lower half.
+__device__ inline Bits32 pack_bfloat16(float low, float high) {
+    Bits32 both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// The same with float16.
 __device__ inline Bits32 pack_float16(float low, float high) {
     Bits32 both;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));

@@ -36,6 +36,7 @@ struct Task {
     double softmax_scale;
     Dtype dtype;
     int32_t backward;
+    int32_t rounds_weights; // whether weights may be rounded to the dtype, where that makes products faster
 };
 
 } // namespace ringmpi

@@ -31,7 +31,7 @@ template <class Raw> struct VectorUnit {
     // k and v of a KV head, shared by the threads.
     class Block {
       public:
-        using Row = T;
+        using Rows = KeyRows<T>;
 
         static int64_t nbytes(const Problem &problem) {
             const int64_t count = problem.task.keys * problem.task.head_dim;
@@ -51,8 +51,8 @@ template <class Raw> struct VectorUnit {
                 k_ = {wide_k_, problem_.task.head_dim};
                 v_ = {wide_v_, problem_.task.head_dim};
             } else {
-                k_ = as_it_lies(problem_.task.k);
-                v_ = as_it_lies(problem_.task.v);
+                k_ = as_they_lie<T>(problem_, problem_.task.k, kv_head);
+                v_ = as_they_lie<T>(problem_, problem_.task.v, kv_head);
             }
         }
 
@@ -63,21 +63,10 @@ template <class Raw> struct VectorUnit {
             }
         }
 
-        struct Rows {
-            const T *at;
-            int64_t stride;
-
-            const T *from(int64_t key) const { return at + key * stride; }
-        };
-
         const Rows &k() const { return k_; }
         const Rows &v() const { return v_; }
 
       private:
-        Rows as_it_lies(const Tensor &tensor) const {
-            return {problem_.of_key<const T>(tensor, kv_head_, 0), tensor.token_stride / static_cast<int64_t>(sizeof(T))};
-        }
-
         void widen_rows(const Tensor &tensor, Keys keys, T *wide) const {
             const int64_t head_dim = problem_.task.head_dim;
             for (int64_t key = keys.first; key < keys.last; ++key) {
@@ -150,11 +139,9 @@ template <class Raw> struct VectorUnit {
 
     // Compute a few keys at a time, and fetch rows of theirs: `gather` goes down columns, which the processor does not foresee.
     template <class Compute> void fetching(Keys keys, const typename Block::Rows &next, Compute compute) {
-        constexpr int64_t LINE = 64 / static_cast<int64_t>(sizeof(T));
         for (int64_t key = keys.first; key < keys.last; key += ROWS) {
             const int64_t last = std::min(keys.last, key + ROWS);
-            for (int64_t ahead = key; ahead < last; ++ahead)
-                for (int64_t d = 0; d < head_dim_; d += LINE) __builtin_prefetch(next.from(ahead) + d);
+            for (int64_t ahead = key; ahead < last; ++ahead) fetch(next.from(ahead), head_dim_);
             compute({key, last});
         }
     }

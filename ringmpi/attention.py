@@ -44,7 +44,7 @@ from ringmpi.layout import Layout
 from ringmpi.mask import Mask
 from ringmpi.schedule import METHODS, Pass, Shards, Step, check_heads, inner_ranks
 from ringmpi.schedule.steps import parts_held
-from ringmpi.softmax import DTYPES, check_scale, state_dtype
+from ringmpi.softmax import DTYPES, WEIGHTS, check_scale, check_weights, state_dtype
 from ringmpi.tensors import Shape
 from ringmpi.trace import Trace
 from ringmpi.workspace import Workspace
@@ -104,6 +104,10 @@ class RingAttention:
         Of the native device on this rank.
     matrix_unit : str
         ``auto``, ``on`` or ``off``: whether the native device uses the CPU's matrix unit, for bfloat16.
+    weights : str
+        ``exact``, or ``rounded``: with 16-bit inputs, a device that multiplies such numbers faster rounds the
+        softmax weights, and their gradients, to that dtype for products, as FlashAttention and torch do. The
+        state is float32 all the same.
     flops : float, optional
         FLOP/s of a paced rank; needed for them, refused for others.
     slow : str, optional
@@ -175,6 +179,7 @@ class RingAttention:
         device: str = "auto",
         threads: int = 1,
         matrix_unit: str = "auto",
+        weights: str = "exact",
         flops: float | None = None,
         slow: str | None = None,
         progress: str = "poll",
@@ -189,6 +194,7 @@ class RingAttention:
         check_choice("method", method, METHODS)
         check_choice("progress", progress, PROGRESS)
         check_choice("transport", transport, TRANSPORTS)
+        check_choice("weights", weights, WEIGHTS)
         check_timeout(timeout)
         check_device(device, threads, matrix_unit)
         check_pace(device, flops, slow)
@@ -220,11 +226,22 @@ class RingAttention:
         self._device_options: dict[str, Any] = {
             "threads": threads,
             "matrix_unit": matrix_unit,
+            "weights": weights,
             "flops": None if flops is None else flops / slower,
         }
         given = (
             (self.layout, self.query_layout, self.mask, softmax_scale, method, inner),
-            (chunk_limit, check_transfers, network, device, matrix_unit, flops, slow, transport),
+            (
+                chunk_limit,
+                check_transfers,
+                network,
+                device,
+                matrix_unit,
+                weights,
+                flops,
+                slow,
+                transport,
+            ),
         )
         nodes = nodes_of(network, comm.size, self._team.hosts)
         try:
@@ -422,6 +439,7 @@ class RingAttention:
         self._refuse_difference("shapes", repr(shape))
         check_scale(self._softmax_scale, shape.dtype)
         check_matrix_unit(self._device_options["matrix_unit"], shape.dtype.name)
+        check_weights(self._device_options["weights"], shape.dtype.name)
         if self._engine is None or self._engine.shape != shape:
             error = None
             try:

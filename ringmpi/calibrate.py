@@ -189,6 +189,7 @@ class Measuring:
             first.dtype,
             self._flops or 0.0,
             self._agreed.gpu,
+            first.weights,
         )
         what = described(facts, self._agreed.reason)
         self.say(f"# ringmpi calibrate: {team.size} rank(s), {self._job.library}")
@@ -368,6 +369,7 @@ class Measuring:
             experiment.matrix_unit,
             self._flops,
             self._agreed.gpu,
+            experiment.weights,
         )
 
 

@@ -369,7 +369,8 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 #: Options of `run` that say what computes and over which links.
 CALIBRATED = (
-    *("batch", "heads", "kv_heads", "head_dim", "device", "threads", "matrix_unit", "flops", "slow"),
+    *("batch", "heads", "kv_heads", "head_dim", "device", "threads", "matrix_unit"),
+    *("weights", "flops", "slow"),
     *("link", "link_map", "chunk_limit", "timeout", "seed"),
 )
 

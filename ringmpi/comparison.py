@@ -30,6 +30,12 @@ mean size: of ``|ref|``, at least 1 for ``lse``, at least the size above for ``d
 squares instead of maxima. The mean of n errors, each within the bound of an element, varies by that bound
 over :math:`\sqrt n`, which is added: it matters for a handful of sampled rows only. NaN never passes.
 
+Where weights may be rounded to the dtype of the inputs, with d binary digits, the single pass rounds them
+too, and :math:`2^{-d} \, size` is added for all but ``lse``, which is no product of theirs. For ``out`` that
+is all that rounding can do: each weight changes by :math:`2^{-d}` of itself at most, so their average of
+values by that part of the largest one. A ring rounds other numbers than a single pass, as it knows other
+maxima.
+
 How a 16-bit ``out`` was rounded is taken from the result: a backward pass is given it so, and forms
 :math:`\delta` from it. The gradients, ``ref`` and ``single`` alike, are therefore those for that ``out``,
 as far as its elements are neighbours of the exact ones. Else that rounding would be most of the error of
@@ -47,6 +53,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringmpi.layout import Layout
+from ringmpi.softmax import SIGNIFICANT_DIGITS
 
 Array = NDArray[Any]
 
@@ -184,7 +191,9 @@ class Comparison:
         for name in ("largest", "single_error", "single_largest", "scale"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
 
-    def verdict(self, out_dtype: np.dtype[Any], state: np.dtype[Any], layout: Layout) -> Verdict:
+    def verdict(
+        self, out_dtype: np.dtype[Any], state: np.dtype[Any], layout: Layout, weights: str = "exact"
+    ) -> Verdict:
         """Hold the errors against the bounds.
 
         Parameters
@@ -193,9 +202,13 @@ class Comparison:
             Of the result, ``lse`` apart, and of the state.
         layout : Layout
             Says who owns a token of this tensor.
+        weights : str
+            Whether they were ``rounded``.
         """
         eps = float(np.finfo(state).eps)
         allowed = 2 * self.single_error + 4 * eps * self.scale
+        if weights == "rounded" and self.tensor != "lse":
+            allowed += 2.0 ** -SIGNIFICANT_DIGITS[out_dtype.name] * self.scale
         once_rounded = self.tensor != "lse" and out_dtype.itemsize < state.itemsize
         factor = 1.05 if once_rounded else 2.0
         mean, single_mean = self.error_sum / self.count, self.single_sum / self.count

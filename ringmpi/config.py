@@ -34,7 +34,7 @@ from ringmpi.errors import ConfigError, check_choice
 from ringmpi.layout import LAYOUTS, Layout
 from ringmpi.mask import Mask
 from ringmpi.schedule import GROUP_OPTIONS, METHODS, Pass, Shards, Step
-from ringmpi.softmax import DTYPES, check_scale
+from ringmpi.softmax import DTYPES, WEIGHTS, check_scale, check_weights
 from ringmpi.tensors import Shape
 
 if sys.version_info >= (3, 11):
@@ -138,6 +138,12 @@ class Experiment:
         "the native device's use of the CPU's matrix unit for bfloat16",
         choices=MATRIX_UNIT,
     )
+    weights: str = _option(
+        "exact",
+        str,
+        "softmax weights stay float32, or may be rounded to the 16-bit dtype where that is faster",
+        choices=WEIGHTS,
+    )
     flops: float | None = _option(
         None,
         float,
@@ -196,6 +202,7 @@ class Experiment:
         _check_numbers(self)
         check_device(self.device, self.threads, self.matrix_unit)
         check_matrix_unit(self.matrix_unit, self.dtype)
+        check_weights(self.weights, self.dtype)
         check_pace(self.device, self.flops, self.slow)
         if self.device not in ("auto", CUDA):
             chosen_transport(self.transport, self.device, "")
@@ -255,6 +262,7 @@ class Experiment:
         words += [f"w{self.window}"] if self.window is not None else []
         words += ["documents"] if self.documents else []
         words += ["backward"] if self.backward else []
+        words += [self.weights] if self.weights != "exact" else []
         words += [] if self.computes else [PACED]
         return "-".join([*words, self.layout])
 
@@ -473,7 +481,7 @@ def _check_numbers(experiment: Experiment) -> None:
 
 
 def _check_computes(experiment: Experiment) -> None:
-    """Refuse to verify or store what a paced device does not compute."""
+    """Refuse to round, verify or store what a paced device does not compute."""
     if experiment.computes:
         return
     if experiment.verify != "none":
@@ -484,6 +492,10 @@ def _check_computes(experiment: Experiment) -> None:
     if experiment.io != "gather":
         raise ConfigError(
             f"io={experiment.io} with device={PACED}: it computes nothing to be written; leave it away"
+        )
+    if experiment.weights != "exact":
+        raise ConfigError(
+            f"weights={experiment.weights} with device={PACED}: it has none; leave it away"
         )
     if experiment.store_inputs:
         raise ConfigError(f"store_inputs with device={PACED}: it is given no inputs; leave it away")

@@ -251,6 +251,7 @@ class Run:
             device=self._agreed.device,
             threads=experiment.threads,
             matrix_unit=experiment.matrix_unit,
+            weights=experiment.weights,
             flops=experiment.flops,
             slow=experiment.slow,
             progress=experiment.progress,
@@ -347,6 +348,7 @@ class Run:
             experiment.dtype,
             (experiment.flops or 0.0) / slowness(experiment.slow, team.size)[team.rank],
             self._agreed.gpu,
+            experiment.weights,
         )
 
     def _transport_and_reason(self) -> list[str]:

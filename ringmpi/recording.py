@@ -93,6 +93,7 @@ RANK_COLUMNS = {
     "gpu_identity": ("", "its UUID, the same for all ranks that share it"),
     "gpu_sharing": ("1", "ranks that compute on it; 0 without one"),
     "matrix_unit": ("", "whether the native device used it"),
+    "weights": ("", "exact, or rounded to the dtype of the inputs before they multiply"),
     "paced_flops": ("1/s", "FLOP/s of a paced rank, which computes nothing; 0 with another device"),
     "compile_s": ("s", "compiling the device's code, or waiting for it; in no other quantity"),
     "threads": ("1", "of the native device; with another one those that BLAS may use, 0 if unknown"),

@@ -78,6 +78,7 @@ def attend(
     pieces: Callable[[], Iterable[Piece]],
     rule: Rule,
     dtype: type[np.floating[Any]],
+    digits: int | None = None,
 ) -> tuple[Array, Array]:
     """Attend rows of one head to all keys of one KV head. Local.
 
@@ -92,6 +93,8 @@ def attend(
     dtype : type
         What everything is computed in: float64 for the reference; the state's dtype for the plain
         single-pass result that sets the bound.
+    digits : int, optional
+        Binary digits that weights are rounded to before they multiply.
 
     Returns
     -------
@@ -122,7 +125,7 @@ def attend(
         for scores, v, hidden in visible():
             weights = np.exp(scores - shift)
             total += weights.sum(axis=1)
-            out += _weighted(weights, v, ~hidden)
+            out += _weighted(_rounded(weights, digits), v, ~hidden)
         out = np.where(total[:, None] == 0, 0, out / total[:, None])
         return out, largest + np.log(total)
 
@@ -138,6 +141,7 @@ def query_gradient(
     pieces: Callable[[], Iterable[Piece]],
     rule: Rule,
     dtype: type[np.floating[Any]],
+    digits: int | None = None,
 ) -> Array:
     """Sum the gradient of some query rows of one head over all keys of one KV head. Local.
 
@@ -149,6 +153,8 @@ def query_gradient(
     rule : Rule
     dtype : type
         What everything is computed in.
+    digits : int, optional
+        Binary digits that weights and their gradients are rounded to before they multiply.
 
     Returns
     -------
@@ -161,7 +167,7 @@ def query_gradient(
             hidden = rule.hidden(rows.positions, piece[0])
             if not hidden.all():
                 _, slopes, allowed = _weights_and_slopes(rows, piece, hidden, rule, dtype)
-                dq += _weighted(slopes, piece[1].astype(dtype), allowed)
+                dq += _weighted(_rounded(slopes, digits), piece[1].astype(dtype), allowed)
         return np.asarray(dq * dtype(rule.softmax_scale))
 
 
@@ -170,6 +176,7 @@ def key_gradients(
     blocks: Iterable[Rows],
     rule: Rule,
     dtype: type[np.floating[Any]],
+    digits: int | None = None,
 ) -> tuple[Array, Array]:
     """Sum the gradients of some keys and values over query rows of one head. Local.
 
@@ -184,6 +191,8 @@ def key_gradients(
     rule : Rule
     dtype : type
         What everything is computed in.
+    digits : int, optional
+        Binary digits that weights and their gradients are rounded to before they multiply.
 
     Returns
     -------
@@ -196,8 +205,8 @@ def key_gradients(
             hidden = rule.hidden(rows.positions, piece[0])
             if not hidden.all():
                 weights, slopes, allowed = _weights_and_slopes(rows, piece, hidden, rule, dtype)
-                dk += _weighted(slopes.T, rows.q.astype(dtype), allowed.T)
-                dv += _weighted(weights.T, rows.dout.astype(dtype), allowed.T)
+                dk += _weighted(_rounded(slopes.T, digits), rows.q.astype(dtype), allowed.T)
+                dv += _weighted(_rounded(weights.T, digits), rows.dout.astype(dtype), allowed.T)
         return np.asarray(dk * dtype(rule.softmax_scale)), dv
 
 
@@ -218,6 +227,14 @@ def _weights_and_slopes(
     slopes = weights * (rows.dout.astype(dtype) @ v.astype(dtype).T - delta)
     slopes[absent] = 0
     return weights, slopes, ~absent
+
+
+def _rounded(weights: Array, digits: int | None) -> Array:
+    """Return weights with so many binary digits, rounded to the nearest; as they are for None."""
+    if digits is None:
+        return weights
+    mantissa, exponent = np.frexp(weights)
+    return np.asarray(np.ldexp(np.rint(mantissa * 2**digits), exponent - digits), weights.dtype)
 
 
 def _weighted(weights: Array, v: Array, allowed: NDArray[np.bool_]) -> Array:

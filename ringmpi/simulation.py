@@ -236,6 +236,7 @@ def simulate(scenario: Scenario, track: Track) -> Path:
                     "gpu_identity": "",
                     "gpu_sharing": 0,
                     "matrix_unit": "",
+                    "weights": "",
                     "compile_s": 0.0,
                     "paced_flops": 0.0,
                     "threads": 1,

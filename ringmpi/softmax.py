@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ringmpi.errors import ConfigError, ShapeError
+from ringmpi.errors import ConfigError, ShapeError, check_choice
 
 Array = NDArray[Any]
 
@@ -28,6 +28,14 @@ IDENTITY = {"acc": 0.0, "row_max": -np.inf, "row_sum": 0.0}
 
 #: Names of the dtypes that q, k and v may have.
 DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+#: Those of them that are narrower than the state, and the binary digits of their numbers (the first one is
+#: always 1, and not stored).
+SIGNIFICANT_DIGITS = {"float16": 11, "bfloat16": 8}
+
+#: What becomes of a weight before it multiplies a value: it stays as it is in the state's dtype, or it may
+#: be rounded to the dtype of the inputs, where a device is faster so.
+WEIGHTS = ("exact", "rounded")
 
 
 def state_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -52,6 +60,22 @@ def check_scale(softmax_scale: float | None, dtype: np.dtype[Any]) -> None:
     if not np.isfinite(held):
         raise ConfigError(
             f"softmax_scale={softmax_scale}: must be finite in {held.dtype}, the dtype of the scores"
+        )
+
+
+def check_weights(weights: str, dtype: str) -> None:
+    """Refuse weights that could not be rounded to anything narrower than the state. Local.
+
+    Raises
+    ------
+    ConfigError
+        If the word is unknown, or the dtype is that of the state.
+    """
+    check_choice("weights", weights, WEIGHTS)
+    if weights == "rounded" and dtype not in SIGNIFICANT_DIGITS:
+        raise ConfigError(
+            f"weights=rounded with dtype={dtype}: only {' and '.join(SIGNIFICANT_DIGITS)} are narrower than "
+            f"their state; use exact"
         )
 
 

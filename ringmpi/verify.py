@@ -22,7 +22,7 @@ from ringmpi.config import Experiment, verify_rows
 from ringmpi.encoding import numpy_dtype
 from ringmpi.layout import Layout, Runs
 from ringmpi.problem import TENSORS, Problem, positions_of
-from ringmpi.softmax import state_dtype
+from ringmpi.softmax import SIGNIFICANT_DIGITS, state_dtype
 
 __all__ = ["Outputs", "Verdict", "verify"]
 
@@ -108,7 +108,9 @@ def verify(
     first = experiment.seq_len - experiment.num_queries
     owners = {"q": replace(layout, seq_len=experiment.num_queries, first=first), "k": layout}
     return [
-        comparison.verdict(dtype, state_dtype(dtype), owners[(FORWARD | BACKWARD)[tensor]])
+        comparison.verdict(
+            dtype, state_dtype(dtype), owners[(FORWARD | BACKWARD)[tensor]], experiment.weights
+        )
         for tensor, comparison in total.items()
     ]
 
@@ -175,16 +177,19 @@ class _Pass:
         Sum over queries, keys and columns from the end. The reference itself is computed in float64, so that
         a single pass in the same order would show no error at all. Another order changes nothing but the
         rounding.
+    digits : int or None
+        Binary digits of weights, where they are rounded.
     """
 
     rule: reference.Rule
     pieces: Callable[[bool], Iterable[reference.Piece]]
     dtype: Any
     mirrored: bool = False
+    digits: int | None = None
 
     def attend(self, q: Array, positions: Positions) -> tuple[Array, Array]:
         q, positions = map(self._turned, (q, positions))
-        out, lse = reference.attend(q, positions, self._pieces, self.rule, self.dtype)
+        out, lse = reference.attend(q, positions, self._pieces, self.rule, self.dtype, self.digits)
         return self._turned(out), self._turned(lse)
 
     def rows(
@@ -196,7 +201,8 @@ class _Pass:
 
     def query_gradient(self, rows: reference.Rows) -> Array:
         rows = reference.Rows(*map(self._turned, rows))
-        return self._turned(reference.query_gradient(rows, self._pieces, self.rule, self.dtype))
+        dq = reference.query_gradient(rows, self._pieces, self.rule, self.dtype, self.digits)
+        return self._turned(dq)
 
     def key_gradients(
         self, piece: reference.Piece, blocks: list[reference.Rows]
@@ -206,7 +212,7 @@ class _Pass:
             reference.Rows(*map(self._turned, rows))
             for rows in (blocks[::-1] if self.mirrored else blocks)
         )
-        dk, dv = reference.key_gradients((keys, k, v), turned, self.rule, self.dtype)
+        dk, dv = reference.key_gradients((keys, k, v), turned, self.rule, self.dtype, self.digits)
         return self._turned(dk), self._turned(dv)
 
     def _pieces(self) -> Iterator[reference.Piece]:
@@ -220,6 +226,7 @@ class _Pass:
 def _passes(experiment: Experiment, pieces: Callable[[bool], Iterable[reference.Piece]]) -> list[_Pass]:
     """Return the exact pass and the single one."""
     state = state_dtype(numpy_dtype(experiment.dtype)).type
+    digits = SIGNIFICANT_DIGITS[experiment.dtype] if experiment.weights == "rounded" else None
     scale = experiment.softmax_scale
     rule = reference.Rule(
         experiment.causal,
@@ -229,7 +236,7 @@ def _passes(experiment: Experiment, pieces: Callable[[bool], Iterable[reference.
     )
     return [
         _Pass(rule, pieces, np.float64),
-        _Pass(rule, pieces, state, mirrored=state is np.float64),
+        _Pass(rule, pieces, state, state is np.float64, digits),
     ]
 
 

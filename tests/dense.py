@@ -73,12 +73,13 @@ def attend_dense_backward(
     scale: float,
     dtype: Any,
     forward: tuple[Array, Array] | None = None,
+    sizes: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Return dq, dk and dv of ``sum(out * dout)``, for q, k, v and dout, everything computed in `dtype`.
 
     Written with the derivative of a softmax as a matrix, ``p * (dp - (p * dp).sum())``, so that it needs
     neither out nor lse. With `forward`, which is (out, lse) as they were handed over, it takes its statistics
-    from those, as a backward pass does.
+    from those, as a backward pass does. With `sizes` it returns the sums of what is summed without its sign.
     """
     q, k, v, dout = (tensor.astype(dtype) for tensor in tensors)
     group = q.shape[1] // k.shape[1]
@@ -99,6 +100,8 @@ def attend_dense_backward(
         else:
             mean = (dout * forward[0].astype(dtype)).sum(axis=-1, keepdims=True)
         slopes = np.where(seen, weights * (rise - mean), 0) * dtype(scale)
+    if sizes:
+        slopes, q, k, dout = map(np.abs, (slopes, q, k, dout))
     dq = _mixed(slopes, k, seen)
     dk = _mixed(slopes.swapaxes(2, 3), q, seen.swapaxes(2, 3))
     dv = _mixed(weights.swapaxes(2, 3), dout, seen.swapaxes(2, 3))

@@ -25,6 +25,7 @@ from judge import Judge, Verdict
 from lineup import BALANCED, PEERS, Place, aim, base_of, places, programs
 from machine import Others, Peak, build_peaks, keep_to_cores
 from ringmpi import provenance
+from ringmpi.softmax import WEIGHTS
 from table import CASE, COLUMNS, Row, Table, case_columns, ratios, times
 
 #: Seconds between two contenders: the threads of BLAS and OpenMP spin for up to 30 ms before they sleep.
@@ -223,6 +224,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
     parser.add_argument("--python", default="", help="the one that has the peers")
     parser.add_argument("--device", choices=("native", "numpy"), required=True)
+    parser.add_argument("--weights", choices=WEIGHTS, default="exact", help="of our own in bfloat16")
     for name, choices in (
         ("--parts", ("single", "ring")),
         ("--dtypes", ("float32", "bfloat16")),
@@ -250,9 +252,9 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
 def start(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Contender]:
     """Start the contenders that there are, and say which there are not."""
     found: dict[str, Contender] = {}
-    device = options.device
+    device, weights = options.device, options.weights
     peers = (options.peers, options.python)
-    waiting = programs(device, options.threads, *peers)
+    waiting = programs(device, weights, options.threads, *peers)
     while waiting:
         program = waiting.pop(0)
         part = "ring" if program.name in ("one-rank", "jax-ring") or program.ranks > 1 else "single"
@@ -266,7 +268,7 @@ def start(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[s
                 print("# so numpy stands in for it, and no aim of the ring means anything", flush=True)
                 waiting = [
                     each
-                    for each in programs("numpy", options.threads, *peers)
+                    for each in programs("numpy", weights, options.threads, *peers)
                     if each.name in {other.name for other in waiting}
                 ]
         else:
@@ -285,7 +287,7 @@ def header(options: argparse.Namespace, cores: int, contenders: Iterable[Contend
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(versions.items())),
         "settings": (
             f"heads {options.heads}, batch 1, threads or ranks {options.threads}, device {options.device}, "
-            f"alternations {options.alternations} and more"
+            f"weights {options.weights}, alternations {options.alternations} and more"
         ),
         "command": options.command,
     }

@@ -26,6 +26,7 @@ COLOURS = {
     "ring zigzag": "#1a1a1a",
     "ring contiguous": "#7a7a7a",
     "native-unsliced": "#b0b0b0",
+    "native-exact": "#3aa6a6",
     "numpy": "#c9a227",
     "torch-sdpa": "#d1495b",
     "torch-ring zigzag": "#d1495b",

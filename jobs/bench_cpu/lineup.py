@@ -13,7 +13,7 @@ from contenders import Program
 
 HERE = Path(__file__).parent
 
-OURS = ("native", "native-unsliced", "numpy", "ring", "one-rank")
+OURS = ("native", "native-unsliced", "native-exact", "numpy", "ring", "one-rank")
 
 #: Packages, and the contenders that come of them.
 PEERS = {
@@ -59,13 +59,18 @@ class Place:
     layout: str = ""
 
 
-def programs(device: str, threads: int, peers: Sequence[str], python: str) -> list[Program]:
+def programs(
+    device: str, weights: str, threads: int, peers: Sequence[str], python: str
+) -> list[Program]:
     """Return how contenders are started.
 
     Parameters
     ----------
     device : str
         Of the ring; there is no contender `native` with ``numpy``.
+    weights : str
+        Of our own in bfloat16, but NumPy, which only grows slower by rounding. Where they are ``rounded``,
+        `native-exact` shows what that gives.
     threads : int
         Or ranks.
     peers : sequence of str
@@ -79,15 +84,24 @@ def programs(device: str, threads: int, peers: Sequence[str], python: str) -> li
         return str(HERE / name)
 
     def ring(ranks: int) -> list[str]:
-        return [mpiexec, "-n", str(ranks), ours, script("ringmpi_ring.py"), "{address}", device]
+        return [
+            mpiexec,
+            "-n",
+            str(ranks),
+            ours,
+            script("ringmpi_ring.py"),
+            "{address}",
+            device,
+            weights,
+        ]
 
     def single(name: str) -> list[str]:
-        return [ours, script("ringmpi_device.py"), "{address}", name, str(threads)]
+        return [ours, script("ringmpi_device.py"), "{address}", name, str(threads), weights]
 
     found = [
         Program(name, [single(name)], threads=threads)
-        for name in ("native", "native-unsliced", "numpy")
-        if name == "numpy" or device == "native"
+        for name in ("native", "native-unsliced", "native-exact", "numpy")
+        if name == "numpy" or (device == "native" and (name != "native-exact" or weights == "rounded"))
     ]
     found += [
         Program("ring", [ring(threads)], ranks=threads),
@@ -122,7 +136,11 @@ def programs(device: str, threads: int, peers: Sequence[str], python: str) -> li
 def places(case: Case, slow_limit: int) -> list[Place]:
     """Return who takes part in a case, ours first."""
     if case.part == "single":
-        return [Place(name) for name in ("native", "native-unsliced", "numpy", "torch-sdpa")]
+        return [
+            Place(name)
+            for name in ("native", "native-unsliced", "native-exact", "numpy", "torch-sdpa")
+            if name != "native-exact" or case.dtype == "bfloat16"
+        ]
     balanced = BALANCED[case.mask]
     found = [
         Place(name, layout)

@@ -1,8 +1,8 @@
-"""Contenders `native`, `native-unsliced` and `numpy`: one device and one block, as in a ring of one rank.
+"""Contenders `native`, `native-unsliced`, `native-exact` and `numpy`: one device and one block.
 
-The second one takes no breaks in which a ring would call MPI.
+The second one takes no breaks in which a ring would call MPI; the last two round no weights.
 
-Usage: ringmpi_device.py ADDRESS DEVICE THREADS
+Usage: ringmpi_device.py ADDRESS DEVICE THREADS WEIGHTS
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ UNSLICED_S = 3600.0
 class DeviceJob(Job):
     """Attention of one block on one device."""
 
-    def __init__(self, case: Case, device: str, threads: int) -> None:
+    def __init__(self, case: Case, device: str, threads: int, weights: str) -> None:
         self.case = case
         self.dtype = numpy_dtype(case.dtype)
-        self.device = make(device, Mask(case.causal), case.head_dim**-0.5, threads)
+        weights = "exact" if case.dtype == "float32" else weights
+        self.device = make(device, Mask(case.causal), case.head_dim**-0.5, threads, weights)
         positions = np.arange(case.seq_len)
         tensors = {name: array.astype(self.dtype) for name, array in case.inputs().items()}
         self.queries = Queries(tensors["q"], positions)
@@ -60,13 +61,14 @@ class DeviceJob(Job):
         }
 
 
-def make(name: str, mask: Mask, softmax_scale: float, threads: int) -> Device:
+def make(name: str, mask: Mask, softmax_scale: float, threads: int, weights: str) -> Device:
     """Return a device; the threads of NumPy are those of its BLAS, which the environment sets."""
     if name == "numpy":
         return devices.make_device(name, mask, softmax_scale)
     if name == "native-unsliced":
         native.SLICE_S = UNSLICED_S
-    return devices.make_device("native", mask, softmax_scale, threads)
+    weights = "exact" if name == "native-exact" else weights
+    return devices.make_device("native", mask, softmax_scale, threads, weights=weights)
 
 
 def complete(work: Work) -> None:
@@ -76,11 +78,11 @@ def complete(work: Work) -> None:
 
 
 if __name__ == "__main__":
-    address, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    address, name, threads, weights = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     facts = {"ringmpi": ringmpi.__version__, "numpy": np.__version__}
     if name != "numpy":
         missing = ringmpi.prepare()
         if missing is not None:
             sys.exit(missing)
         facts["native device"] = dict(devices.native_facts())["native"]
-    serve(address, lambda case, _: DeviceJob(case, name, threads), facts)
+    serve(address, lambda case, _: DeviceJob(case, name, threads, weights), facts)

@@ -1,6 +1,6 @@
 """Contenders `ring` and `one-rank`: RingAttention, under mpiexec.
 
-Usage: mpiexec -n RANKS python ringmpi_ring.py ADDRESS DEVICE
+Usage: mpiexec -n RANKS python ringmpi_ring.py ADDRESS DEVICE WEIGHTS
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 class RingJob(Job):
     """Attention over the shards of all ranks."""
 
-    def __init__(self, case: Case, layout: str, comm: MPI.Comm, device: str) -> None:
+    def __init__(self, case: Case, layout: str, comm: MPI.Comm, device: str, weights: str) -> None:
         self.case = case
         self.attention = ringmpi.RingAttention(
-            comm, seq_len=case.seq_len, layout=layout, causal=case.causal, device=device
+            comm,
+            seq_len=case.seq_len,
+            layout=layout,
+            causal=case.causal,
+            device=device,
+            weights="exact" if case.dtype == "float32" else weights,
         )
         self.positions = self.attention.layout.positions(comm.rank)
         dtype = numpy_dtype(case.dtype)
@@ -53,7 +58,7 @@ class RingJob(Job):
 
 def main() -> None:
     """Obey the driver."""
-    address, device = sys.argv[1:]
+    address, device, weights = sys.argv[1:]
     if device == "native":
         ringmpi.prepare()  # May start a compiler, so it comes before MPI.
     from mpi4py import MPI
@@ -62,7 +67,7 @@ def main() -> None:
     library = MPI.Get_library_version().splitlines()[0].strip(" \t\0")
     serve(
         address,
-        lambda case, layout: RingJob(case, layout, comm, device),
+        lambda case, layout: RingJob(case, layout, comm, device, weights),
         {"mpi": " ".join(library.replace(",", " ").split())},
         comm.rank,
         comm.Barrier,

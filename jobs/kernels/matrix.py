@@ -33,8 +33,17 @@ from ringmpi.softmax import DTYPES
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels"
 COLUMNS = (
-    *("cuda", "arch", "dtype", "head_size", "unit", "kernel", "threads", "registers", "stack"),
-    *("spill_stores", "spill_loads", "shared_nbytes", "blocks_per_sm", "occupancy", "limited_by"),
+    *("cuda", "arch", "dtype", "head_size", "unit", "weights", "kernel", "threads"),
+    *(
+        "registers",
+        "stack",
+        "spill_stores",
+        "spill_loads",
+        "shared_nbytes",
+        "blocks_per_sm",
+        "occupancy",
+    ),
+    "limited_by",
 )
 
 Row = dict[str, str]
@@ -57,8 +66,9 @@ class Module:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Those that have rows: chores once a dtype, as they do not depend on the size of heads."""
-        chores = CHORES if self.variant.head_size == HEAD_SIZES[-1] else ()
+        """Those that have rows: chores once a dtype, as they depend on neither size of heads nor weights."""
+        once = self.variant.head_size == HEAD_SIZES[-1] and not self.variant.rounds_weights
+        chores = CHORES if once else ()
         return BOUNDS, FORWARD, *BACKWARD, *chores
 
     def _row(self, kernel: str, figures: nvrtc.Figures) -> Row:
@@ -71,6 +81,7 @@ class Module:
         fits = occupancy(self.arch, threads, figures.registers, shared)
         values = (
             *(self.cuda, self.arch, self.variant.dtype, self.variant.head_size, self.variant.unit),
+            "rounded" if self.variant.rounds_weights else "exact",
             *(kernel, threads, figures.registers, figures.stack),
             *(figures.spill_stores, figures.spill_loads, shared),
             *(fits.blocks, f"{fits.share:.3f}", fits.limit),
@@ -88,7 +99,9 @@ def modules() -> Iterator[Module]:
     """Yield the whole matrix: all with CUDA 12; with 13 the widest heads, which need most registers."""
     for cuda, arch, dtype, size in product(nvrtc.WHEELS, MULTIPROCESSORS, DTYPES, HEAD_SIZES):
         if cuda == "12" or size == HEAD_SIZES[-1]:
-            yield Module(cuda, arch, Variant(dtype, size, unit(dtype, capability(arch))))
+            chosen = unit(dtype, capability(arch))
+            for rounds in (False, True) if chosen == "Tensor" else (False,):
+                yield Module(cuda, arch, Variant(dtype, size, chosen, rounds_weights=rounds))
 
 
 def sample() -> list[Module]:
@@ -96,7 +109,7 @@ def sample() -> list[Module]:
     groups: dict[tuple[str, str], list[Module]] = {}
     for module in modules():
         groups.setdefault((module.cuda, module.arch), []).append(module)
-    # 5 has no factor in common with the 12 modules of a group, or the 4: its multiples meet all of them.
+    # 5 has no factor in common with the 12 or 18 modules of a group, or the 4 or 6: its multiples meet all.
     return [group[i * 5 % len(group)] for i, group in enumerate(groups.values())]
 
 
@@ -124,7 +137,7 @@ def compiled(wanted: list[Module], jobs: int) -> Iterator[Row]:
 
 def faults(row: Row) -> Iterator[str]:
     """Yield what breaks what must hold: no spills, and shared memory that the architecture has."""
-    name = " ".join(list(row.values())[:6])
+    name = " ".join(list(row.values())[:7])
     if row["spill_stores"] != "0" or row["spill_loads"] != "0":
         yield f"{name}: spills {row['spill_stores']} bytes"
     limit = MULTIPROCESSORS[row["arch"]].shared_block

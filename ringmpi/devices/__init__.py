@@ -9,6 +9,7 @@ from ringmpi.devices import cuda
 from ringmpi.devices.base import MAX_HEAD_DIM, Block, Device, Gradients, Outcome, Queries, Work
 from ringmpi.devices.build import passed_over
 from ringmpi.devices.cuda import CUDA, CudaDevice, gpu_for
+from ringmpi.devices.launch import unit
 from ringmpi.devices.native import (
     MATRIX_UNIT,
     MATRIX_UNIT_DTYPES,
@@ -17,6 +18,7 @@ from ringmpi.devices.native import (
     is_missing,
     library,
     prepare,
+    rounds_weights,
     uses_matrix_unit,
 )
 from ringmpi.devices.numpy import NumpyDevice
@@ -182,6 +184,7 @@ def make_device(
     matrix_unit: str = "auto",
     flops: float | None = None,
     gpu: Gpu | None = None,
+    weights: str = "exact",
 ) -> Device:
     """Return the device called `name`, or the preferred one for ``auto``. Local; starts no process.
 
@@ -196,6 +199,8 @@ def make_device(
         FLOP/s of a paced device, which needs it, and no other one has it.
     gpu : Gpu, optional
         Which one the ``cuda`` device takes; the first one by default.
+    weights : str
+        One of `softmax.WEIGHTS`.
 
     Raises
     ------
@@ -204,8 +209,13 @@ def make_device(
     """
     name = chosen_device(name, threads, matrix_unit)
     check_pace(name, flops, None)
-    options = {"native": (threads, matrix_unit), PACED: (flops,), CUDA: (gpu,)}.get(name, ())
-    return DEVICES[name](mask, softmax_scale, *options)
+    options: dict[str, tuple[Any, ...]] = {
+        "numpy": (weights,),
+        "native": (threads, matrix_unit, weights),
+        CUDA: (gpu, weights),
+        PACED: (flops,),
+    }
+    return DEVICES[name](mask, softmax_scale, *options[name])
 
 
 def device_facts(
@@ -215,12 +225,15 @@ def device_facts(
     dtype: str,
     flops: float = 0.0,
     gpu: Gpu | None = None,
+    weights: str = "exact",
 ) -> dict[str, Any]:
     """Return what a result file tells of the device of a rank. Local."""
+    rounds = weights == "rounded" and _rounds_weights(name, matrix_unit, dtype, gpu)
     facts: dict[str, Any] = {
         "device": name,
         "instruction_set": "",
         "matrix_unit": "off",
+        "weights": "rounded" if rounds else "exact",
         "paced_flops": flops,
         "compile_s": compile_seconds() + cuda.compile_seconds(),
         "gpu": "" if gpu is None else str(gpu),
@@ -254,11 +267,20 @@ def native_facts() -> Iterator[tuple[str, str]]:
         yield "native", f"not offered: {missing}"
         return
     here = library()
-    unit = f"for {', '.join(MATRIX_UNIT_DTYPES)}" if here.has_matrix_unit else "none"
+    used_for = f"for {', '.join(MATRIX_UNIT_DTYPES)}" if here.has_matrix_unit else "none"
     took = f"; compiled in {compile_seconds():.1f} s" if compile_seconds() else ""
     elsewhere = "".join(f"; {reason}" for reason in passed_over(here.path))
-    yield "native", f"{here.instruction_set}; matrix unit: {unit}"
+    yield "native", f"{here.instruction_set}; matrix unit: {used_for}"
     yield "library", f"{here.path}{took}{elsewhere}"
+
+
+def _rounds_weights(name: str, matrix_unit: str, dtype: str, gpu: Gpu | None) -> bool:
+    """Return whether a device rounds weights that may be rounded to a 16-bit dtype."""
+    if name == "native":
+        return rounds_weights(matrix_unit, dtype)
+    if name == CUDA:
+        return gpu is not None and unit(dtype, gpu.capability) == "Tensor"
+    return name == "numpy"
 
 
 def _instead(name: str) -> str:

@@ -83,6 +83,8 @@ class CudaDevice:
     softmax_scale : float
     gpu : Gpu, optional
         The first visible one by default.
+    weights : str
+        One of `softmax.WEIGHTS`.
 
     Raises
     ------
@@ -92,8 +94,11 @@ class CudaDevice:
 
     name = CUDA
 
-    def __init__(self, mask: Mask, softmax_scale: float, gpu: Gpu | None = None) -> None:
+    def __init__(
+        self, mask: Mask, softmax_scale: float, gpu: Gpu | None = None, weights: str = "exact"
+    ) -> None:
         self.mask = mask
+        self.weights = weights
         self.softmax_scale = softmax_scale
         self.driver: Driver = platform().open(gpu or gpu_for(0))
         self.stream = self.driver.new_stream()
@@ -104,7 +109,7 @@ class CudaDevice:
     def prepare(self, sizes: Iterable[Sizes], dtype: np.dtype[Any]) -> None:
         """Compile what attends of some sizes need, unless it is kept from before."""
         for each in sizes:
-            chosen = variant(each, dtype.name, self.driver.capability)
+            chosen = variant(each, dtype.name, self.driver.capability, self.weights)
             self._variants[dtype.name] = chosen
             _Here.seconds += self.driver.load(chosen)
 
@@ -259,7 +264,7 @@ class CudaDevice:
     ) -> CudaWork:
         inputs = {"q": queries.q, "k": block.k, "v": block.v, **given}
         sizes = _sizes(inputs, outputs, len(queries.positions), len(block.positions), self.driver.index)
-        chosen = variant(sizes, queries.q.dtype.name, self.driver.capability)
+        chosen = variant(sizes, queries.q.dtype.name, self.driver.capability, self.weights)
         begun = self.driver.record(self.stream)
         if all(vars(sizes).values()):
             arrays = {
@@ -310,7 +315,7 @@ class CudaDevice:
         if launch is None:
             return
         # Chores do not depend on sizes: any variant of the dtype has them, such as one that is loaded.
-        any_variant = variant(Sizes(1, 1, 1, 1, 1, 1), dtype.name, self.driver.capability)
+        any_variant = variant(Sizes(1, 1, 1, 1, 1, 1), dtype.name, self.driver.capability, self.weights)
         loaded = self._variants.setdefault(dtype.name, any_variant)
         counted = dict.fromkeys(("items", "rows"), np.int64(items))
         arguments = [_argument((values | counted)[name]) for name in CHORES[kernel]]

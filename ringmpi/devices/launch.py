@@ -125,12 +125,15 @@ class Variant:
         ``Plain`` or ``Tensor``.
     index : str
         ``int`` or ``long long``.
+    rounds_weights : bool
+        Whether the tensor unit rounds weights to the inputs' dtype, instead of splitting them.
     """
 
     dtype: str
     head_size: int
     unit: str
     index: str = "int"
+    rounds_weights: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -142,6 +145,7 @@ class Variant:
             "HEAD_SIZE": self.head_size,
             "FORWARD_COLUMNS": self.columns(FORWARD),
             "BACKWARD_COLUMNS": self.columns(BACKWARD[0]),
+            "ROUNDS_WEIGHTS": int(self.rounds_weights),
         }
         return tuple(f"-DRINGMPI_{name}={value}" for name, value in defined.items())
 
@@ -266,7 +270,7 @@ def index_type(sizes: Sizes, dtype: str) -> str:
     return "int" if sizes.batch * rows * sizes.head_dim * widest < INT32_END else "long long"
 
 
-def variant(sizes: Sizes, dtype: str, capability: tuple[int, int]) -> Variant:
+def variant(sizes: Sizes, dtype: str, capability: tuple[int, int], weights: str = "exact") -> Variant:
     """Return what to compile for some inputs. Local.
 
     Raises
@@ -274,4 +278,11 @@ def variant(sizes: Sizes, dtype: str, capability: tuple[int, int]) -> Variant:
     ConfigError
         If no kernel takes them.
     """
-    return Variant(dtype, head_size(sizes.head_dim), unit(dtype, capability), index_type(sizes, dtype))
+    chosen = unit(dtype, capability)
+    return Variant(
+        dtype,
+        head_size(sizes.head_dim),
+        chosen,
+        index_type(sizes, dtype),
+        rounds_weights=weights == "rounded" and chosen == "Tensor",
+    )

@@ -64,6 +64,7 @@ class _Task(ctypes.Structure):
         ("softmax_scale", ctypes.c_double),
         ("dtype", ctypes.c_int32),
         ("backward", ctypes.c_int32),
+        ("rounds_weights", ctypes.c_int32),
     )
 
 
@@ -72,6 +73,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "task_nbytes": (ctypes.c_int64, ()),
     "instruction_set": (ctypes.c_char_p, ()),
     "has_matrix_unit": (ctypes.c_int32, ()),
+    "has_dot_products": (ctypes.c_int32, ()),
     "open": (ctypes.c_void_p, (ctypes.c_int32, ctypes.c_int32)),
     "close": (None, (ctypes.c_void_p,)),
     "start": (ctypes.c_void_p, (ctypes.c_void_p, ctypes.POINTER(_Task))),
@@ -100,6 +102,8 @@ class Library:
         What its vector code was compiled for.
     has_matrix_unit : bool
         Whether it can use one, and this CPU and kernel let it.
+    has_dot_products : bool
+        Whether its vector code multiplies pairs of bfloat16 numbers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,6 +128,7 @@ class Library:
             )
         self.instruction_set: str = self("instruction_set").decode()
         self.has_matrix_unit = bool(self("has_matrix_unit"))
+        self.has_dot_products = bool(self("has_dot_products"))
 
     def __call__(self, name: str, *arguments: Any) -> Any:
         """Call a function by its name without ``ringmpi_``."""
@@ -254,6 +259,8 @@ class NativeDevice(HostDevice):
     threads : int
     matrix_unit : str
         One of `MATRIX_UNIT`.
+    weights : str
+        One of `softmax.WEIGHTS`.
 
     Raises
     ------
@@ -264,9 +271,15 @@ class NativeDevice(HostDevice):
     name = "native"
 
     def __init__(
-        self, mask: Mask, softmax_scale: float, threads: int = 1, matrix_unit: str = "auto"
+        self,
+        mask: Mask,
+        softmax_scale: float,
+        threads: int = 1,
+        matrix_unit: str = "auto",
+        weights: str = "exact",
     ) -> None:
         super().__init__(mask, softmax_scale)
+        self.rounds_weights = weights == "rounded"
         self.pool = Pool(library(), threads, uses_matrix_unit(matrix_unit))
 
     def attend(self, queries: Queries, block: Block, state: State) -> NativeWork:
@@ -297,6 +310,12 @@ def uses_matrix_unit(asked: str) -> bool:
             f"use auto"
         )
     return asked != "off" and here.has_matrix_unit
+
+
+def rounds_weights(matrix_unit: str, dtype: str) -> bool:
+    """Return whether weights that may be rounded are: where products of the dtype are fast then. Local."""
+    here = library()
+    return dtype in MATRIX_UNIT_DTYPES and (here.has_dot_products or uses_matrix_unit(matrix_unit))
 
 
 class NativeWork:
@@ -353,6 +372,7 @@ class NativeWork:
             softmax_scale=device.softmax_scale,
             dtype=DTYPES.index(queries.q.dtype.name),
             backward=bool(outcome),
+            rounds_weights=device.rounds_weights,
         )
         self._address: int | None = self._pool.library("start", self._pool.address, task)
         if self._address is None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ringmpi.devices.base import Array, Block, Gradients, Outcome, Queries
 from ringmpi.devices.host import BACKWARD_PRODUCTS, FORWARD_PRODUCTS, HostDevice
 from ringmpi.mask import Mask, Tile, TileKind
-from ringmpi.softmax import State, finite_shift, state_dtype
+from ringmpi.softmax import SIGNIFICANT_DIGITS, State, finite_shift, state_dtype
 from ringmpi.trace import Tally
 
 #: Queries (times heads of a group) and keys of a tile. 128 x 512 float32 scores are 256 KiB, which stays
@@ -34,12 +34,15 @@ class NumpyDevice(HostDevice):
     mask : Mask
     softmax_scale : float
         Factor of the scores.
+    weights : str
+        One of `softmax.WEIGHTS`. Those that may be rounded are: that is not faster here, but can be read.
     """
 
     name = "numpy"
 
-    def __init__(self, mask: Mask, softmax_scale: float) -> None:
+    def __init__(self, mask: Mask, softmax_scale: float, weights: str = "exact") -> None:
         super().__init__(mask, softmax_scale)
+        self.rounds_weights = weights == "rounded"
         self._scratch: dict[str, Array] = {}
 
     def attend(self, queries: Queries, block: Block, state: State) -> ForwardWork:
@@ -131,6 +134,17 @@ class TileWork:
         np.copyto(wide, tensor, casting="unsafe")
         return wide
 
+    def _multiplied(self, weights: Array) -> Array:
+        """Return weights as they are multiplied: a copy, where they are rounded for that."""
+        if not self._device.rounds_weights:
+            return weights
+        rounded: Array = self._device.scratch("rounded", weights.shape, self._dtype)
+        digits = SIGNIFICANT_DIGITS[self._queries.q.dtype.name]
+        # By digits and not by dtype: the few exponents of float16 would not hold every gradient of a score.
+        mantissa, exponent = np.frexp(weights)
+        np.ldexp(np.rint(mantissa * 2**digits), exponent - digits, out=rounded)
+        return rounded
+
     def _count(self, tile: Tile) -> None:
         head_dim = self._queries.q.shape[-1]
         self.tally.pairs += tile.pairs * self._group
@@ -163,7 +177,7 @@ class ForwardWork(TileWork):
         rescale = np.exp(row_max - shift)
 
         weighted = self._device.scratch("weighted", q.shape, self._dtype)
-        _weighted_sum(weights, v, allowed, out=weighted)
+        _weighted_sum(self._multiplied(weights), v, allowed, out=weighted)
         acc = state.acc[b, heads, tile.rows]
         acc *= rescale.reshape(*acc.shape[:2], 1)
         acc += weighted.reshape(acc.shape)
@@ -217,16 +231,17 @@ class BackwardWork(TileWork):
             np.copyto(change, 0, where=~allowed)  # 0 * NaN of a masked pair would be NaN.
 
         of_queries = device.scratch("weighted", q.shape, self._dtype)
+        change = self._multiplied(change)
         _weighted_sum(change, k, allowed, out=of_queries)
         dq = gradients.dq[b, heads, tile.rows]
         of_queries *= self._dtype.type(device.softmax_scale)
         dq += of_queries.reshape(dq.shape)
 
         of_keys = device.scratch("of keys", k.shape, self._dtype)
-        _weighted_sum(weights.T, dout, hidden, out=of_keys)
-        gradients.dv[b, kv_head, tile.columns] += of_keys
         _weighted_sum(change.T, q, hidden, out=of_keys)  # q has the scale already.
         gradients.dk[b, kv_head, tile.columns] += of_keys
+        _weighted_sum(self._multiplied(weights).T, dout, hidden, out=of_keys)
+        gradients.dv[b, kv_head, tile.columns] += of_keys
 
 
 def _weighted_sum(weights: Array, v: Array, allowed: NDArray[np.bool_] | None, out: Array) -> None:

@@ -43,6 +43,8 @@ def described(facts: Mapping[str, Any], reason: str = "") -> str:
     'native (AVX2), 2 thread(s) a rank'
     >>> described({"device": "numpy", "instruction_set": ""}, "there is no compiler")
     'numpy, since there is no compiler'
+    >>> described({"device": "numpy", "instruction_set": "", "weights": "rounded"})
+    'numpy, weights rounded'
     >>> described({"device": "paced", "instruction_set": "", "paced_flops": 50e12})
     'paced at 50 TFLOP/s a rank, computes nothing'
     >>> described({"device": "cuda", "instruction_set": "", "gpu": "NVIDIA H200, sm_90", "gpu_sharing": 2})
@@ -57,6 +59,8 @@ def described(facts: Mapping[str, Any], reason: str = "") -> str:
     if facts["instruction_set"]:
         unit = " with matrix unit" if facts["matrix_unit"] == "on" else ""
         words += f" ({facts['instruction_set']}{unit}), {facts['threads']} thread(s) a rank"
+    if facts.get("weights") == "rounded":
+        words += ", weights rounded"
     return f"{words}, since {reason}" if reason else words
 
 
@@ -66,6 +70,8 @@ def _devices(result: ResultFile) -> str:
     if not result.has("ranks/instruction_set"):
         return ", ".join(sorted(set(columns["device"])))
     columns |= {name: result.texts(f"ranks/{name}") for name in ("instruction_set", "matrix_unit")}
+    if result.has("ranks/weights"):
+        columns["weights"] = result.texts("ranks/weights")
     if result.has("ranks/paced_flops"):
         columns["paced_flops"] = result.column("ranks/paced_flops").tolist()
     threads = result.column("ranks/threads").tolist()

@@ -71,6 +71,30 @@ def test_a_run_on_the_native_device_tells_what_computed(ended: Ended) -> None:
         assert file["ranks/compile_s"].attrs["unit"] == "s"
 
 
+ROUNDED = f"{RUN.replace('60', '300')} --dtype bfloat16 --weights rounded --backward"
+ROUNDED_RUNS = {
+    "NumPy": Scenario(1, f"{ROUNDED} --device numpy"),
+    "float16": Scenario(2, f"{ROUNDED} --device numpy --dtype float16 --layout zigzag"),
+    "native": Scenario(3, f"{ROUNDED} --device native --layout striped"),
+    "two rings": Scenario(4, f"{ROUNDED} --device native --method double-ring --inner 2"),
+    "queries travel": Scenario(5, f"{ROUNDED} --device native --method passq"),
+}
+
+
+@pytest.mark.parametrize(
+    "ended", [pytest.param(s, id=name) for name, s in ROUNDED_RUNS.items()], indirect=True
+)
+def test_weights_that_may_be_rounded_are_verified_as_such_and_told(ended: Ended) -> None:
+    assert ended.returncode == 0, ended.told()
+    assert "# verdict: OK" in ended.stdout
+    found = columns(ended)
+    (device,), (weights,) = set(found["device"]), set(found["weights"])
+    if device == "numpy":
+        assert weights == "rounded"
+    assert device_line(ended).endswith(", weights rounded") == (weights == "rounded")
+    assert device_line(ended)[2:].partition(": ")[2] in ended.stdout.partition("# device   ")[2]
+
+
 @pytest.mark.parametrize("ended", [pytest.param(AUTO, id="3 ranks")], indirect=True)
 def test_auto_is_the_native_device(ended: Ended) -> None:
     assert ended.returncode == 0, ended.told()

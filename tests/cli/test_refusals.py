@@ -130,6 +130,15 @@ REFUSED = {
         f"{RUN} --matrix-unit yes",
         ["matrix_unit='yes'", "auto, off, on"],
     ),
+    "weights with nothing to be rounded to": (
+        f"{RUN} --weights rounded",
+        ["weights=rounded", "dtype=float32", "use exact"],
+    ),
+    "unknown weights": (f"{RUN} --weights half", ["weights='half'", "exact, rounded"]),
+    "weights of nothing": (
+        f"{RUN} --device paced --flops 50e12 --weights rounded --dtype bfloat16",
+        ["weights=rounded", "device=paced"],
+    ),
     "unknown progress": (f"{RUN} --progress pol", ["progress='pol'", "poll"]),
     "unknown dtype": (f"{RUN} --dtype float23", ["dtype='float23'", "float32"]),
     "unknown verify": (f"{RUN} --verify some", ["verify='some'", "sample:"]),

@@ -39,16 +39,23 @@ class OnGpu(HostDevice):
         Type of the kernels' indices, whatever the sizes need.
     shift : int
         Items between an address where memory begins and the first item of an array.
+    weights : str
+        One of `softmax.WEIGHTS`.
     """
 
     name = "on gpu"
 
     def __init__(
-        self, mask: Mask, softmax_scale: float, index: str | None = None, shift: int = 0
+        self,
+        mask: Mask,
+        softmax_scale: float,
+        index: str | None = None,
+        shift: int = 0,
+        weights: str = "exact",
     ) -> None:
         super().__init__(mask, softmax_scale)
         self._scratch: dict[str, NDArray[Any]] = {}
-        self._gpu = cuda.CudaDevice(mask, softmax_scale)
+        self._gpu = cuda.CudaDevice(mask, softmax_scale, weights=weights)
         self._index, self._shift = index, shift
 
     def attend(self, queries: Queries, block: Block, state: State) -> Done:
@@ -94,8 +101,8 @@ class OnGpu(HostDevice):
         return Done(work.tally)
 
     def _indexed(self) -> Any:
-        def chosen(sizes: Sizes, dtype: str, capability: tuple[int, int]) -> Variant:
-            found = variant(sizes, dtype, capability)
+        def chosen(sizes: Sizes, dtype: str, capability: tuple[int, int], weights: str) -> Variant:
+            found = variant(sizes, dtype, capability, weights)
             return found if self._index is None else replace(found, index=self._index)
 
         return mock.patch.object(cuda, "variant", chosen)

@@ -12,6 +12,7 @@ from simt.test_kernels import (
     bits,
     test_a_nan_reaches_the_gradients_of_its_pairs_and_no_others,
     test_a_nan_value_reaches_exactly_the_rows_that_see_it,
+    test_a_weight_changes_by_half_a_unit_in_its_last_place_at_most,
     test_a_wild_key_behind_the_mask_reaches_nobody,
     test_blocks_give_dense_attention_and_its_gradients,
     test_blocks_may_come_in_any_order,
@@ -26,6 +27,7 @@ from unit.attending import attend, cut
 __all__ = [
     "test_a_nan_reaches_the_gradients_of_its_pairs_and_no_others",
     "test_a_nan_value_reaches_exactly_the_rows_that_see_it",
+    "test_a_weight_changes_by_half_a_unit_in_its_last_place_at_most",
     "test_a_wild_key_behind_the_mask_reaches_nobody",
     "test_blocks_give_dense_attention_and_its_gradients",
     "test_blocks_may_come_in_any_order",

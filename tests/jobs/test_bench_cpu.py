@@ -78,6 +78,19 @@ def test_every_case_has_all_contenders_and_right_results(measured: Path) -> None
         natives = {"native", "native-unsliced"}
         expected = rings[mask] if part == "ring" else {*natives, "numpy"}
         assert names in (expected, expected - natives)  # Where there is no compiler.
+
+
+def test_rounded_weights_are_measured_beside_exact_ones(tmp_path: Path) -> None:
+    done = bench(tmp_path, WEIGHTS="rounded", PASSES="forward", MASKS="full", SIZES="512")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {(row["dtype"], row["contender"]): row for row in rows_of(tmp_path)}
+    assert {row["verdict"] for row in rows.values()} <= {"ok", ""}
+    assert ("float32", "native-exact") not in rows
+    exact, rounded = (rows["bfloat16", name] for name in ("native-exact", "native"))
+    assert exact["against"] == "native"
+    if "AVX-512 BF16" in (tmp_path / "out/bench_cpu.csv").read_text():
+        assert float(rounded["row_error"]) > float(exact["row_error"])
     for row in rows:
         if not row["contender"].startswith("peak-"):
             assert row["verdict"] == "ok"

@@ -68,6 +68,7 @@ def test_a_few_modules_meet_all_that_there_is() -> None:
     assert {module.variant.dtype for module in few} == {"float64", "float32", "float16", "bfloat16"}
     assert {module.variant.head_size for module in few} == {64, 128, 256}
     assert {module.variant.unit for module in few} == {"Plain", "Tensor"}
+    assert {module.variant.rounds_weights for module in few} == {False, True}
     assert len(few) == len(set(few)) == 14
 
 

@@ -51,6 +51,7 @@ def test_ranks_that_disagree_all_raise_alike(comm: MPI.Comm, collective_assert: 
         "method": lambda: ring_attention(q, k, v, comm, method="passq" if last else "ring"),
         "device": lambda: ring_attention(q, k, v, comm, device="numpy" if last else "auto"),
         "matrix_unit": lambda: ring_attention(q, k, v, comm, matrix_unit="off" if last else "auto"),
+        "weights": lambda: ring_attention(q, k, v, comm, weights="rounded" if last else "exact"),
         "link": lambda: ring_attention(q, k, v, comm, link="1Gbit/s,1us" if last else "2Gbit/s,1us"),
         "rank of array": lambda: RingAttention(comm, seq_len=16).forward(q[0] if last else q, k, v),
         "tokens": lambda: RingAttention(comm, seq_len=16).forward(q[:, :, 1:] if last else q, k, v),
@@ -269,3 +270,12 @@ def test_a_matrix_unit_with_nothing_to_do_is_refused_on_all(
         attention._device_options["matrix_unit"] = "on"
         found = refusal(lambda: attention.forward(mine["q"], mine["k"], mine["v"]))
     assert_alike(comm, collective_assert, found, ConfigError, "matrix_unit=on with dtype=float32")
+
+
+def test_weights_with_nothing_to_be_rounded_to_are_refused_on_all(
+    comm: MPI.Comm, collective_assert: Check
+) -> None:
+    mine = PROBLEM.shards(comm, random_tensors(PROBLEM))
+    with make(comm, Way("ring"), PROBLEM, device="numpy", weights="rounded") as attention:
+        found = refusal(lambda: attention.forward(mine["q"], mine["k"], mine["v"]))
+    assert_alike(comm, collective_assert, found, ConfigError, "weights=rounded with dtype=float32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -56,11 +57,13 @@ class SimtDevice(HostDevice):
         seed: int = 0,
         at_end: bool = True,
         index: str | None = None,
+        weights: str = "exact",
         library: Callable[[Variant], Library] = kernels,
     ) -> None:
         super().__init__(mask, softmax_scale)
         self._scratch: dict[str, Array] = {}
         self._capability, self._at_end, self._index, self._library = capability, at_end, index, library
+        self._weights = weights
         self._seeds = np.random.default_rng(seed)
 
     def attend(self, queries: Queries, block: Block, state: State) -> Done:
@@ -79,12 +82,8 @@ class SimtDevice(HostDevice):
 
     def variant(self, sizes: Sizes, dtype: str) -> Variant:
         """Return which kernels take some inputs."""
-        chosen = variant(sizes, dtype, self._capability)
-        return (
-            chosen
-            if self._index is None
-            else Variant(dtype, chosen.head_size, chosen.unit, self._index)
-        )
+        chosen = variant(sizes, dtype, self._capability, self._weights)
+        return chosen if self._index is None else replace(chosen, index=self._index)
 
     def _launch(
         self,

@@ -140,11 +140,11 @@ FAULTS = {
         "not all lanes",
     ),
     "rescaling": Fault("softmax.cuh", "row_sum_[i] * factor[i] + sum", "row_sum_[i] + sum", PLAIN),
-    "third part of a weight": Fault("parts.cuh", "COUNT = 3", "COUNT = 2", TENSOR),
+    "third part of a weight": Fault("parts.cuh", "? 1 : 3", "? 1 : 2", TENSOR),
     "second part of a weight": Fault(
         "parts.cuh",
-        "COUNT = 2",
-        "COUNT = 1",
+        "? 1 : 2",
+        "? 1 : 1",
         Case(tokens=130, heads=1, kv_heads=1, head_dim=40, dtype="float16"),
     ),
     "write to an input": Fault(

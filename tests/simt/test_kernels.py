@@ -13,10 +13,12 @@ import pytest
 from dense import DTYPES, assert_exact_up_to_rounding
 from numpy.typing import NDArray
 from unit.attending import Backward, Case, attend, cut, state_of, striped
+from unit.rounding import assert_weights_rounded_at_most
 from unit.test_devices_attend import REACH
 
 from ringmpi.devices import Block, Outcome, Queries
 from ringmpi.mask import Mask
+from ringmpi.softmax import SIGNIFICANT_DIGITS
 
 from .conftest import DeviceOf, Kind
 from .device import SimtDevice
@@ -73,6 +75,40 @@ def test_blocks_give_dense_attention_and_its_gradients(
     case = replace(case, dtype=kind[0])
 
     assert_right(case, blocks, device_of(case, kind[1]))
+
+
+ROUNDED = {
+    "odd": (Case(tokens=67, queries=40, heads=3, kv_heads=1, head_dim=33), cut(67, 1, 17)),
+    "causal": (Case(tokens=100, heads=4, kv_heads=2, head_dim=16, causal=True), striped(100, 2)),
+    "widest heads": (Case(tokens=40, heads=1, kv_heads=1, head_dim=136, causal=True), cut(40, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", SIGNIFICANT_DIGITS)
+@pytest.mark.parametrize(("case", "blocks"), ROUNDED.values(), ids=ROUNDED.keys())
+def test_a_weight_changes_by_half_a_unit_in_its_last_place_at_most(
+    device_of: DeviceOf, case: Case, blocks: list[NDArray[np.int64]], dtype: str
+) -> None:
+    case = replace(case, dtype=dtype)
+
+    assert_weights_rounded_at_most(case, blocks, device_of(case, weights="rounded"))
+
+
+@pytest.mark.parametrize("dtype", SIGNIFICANT_DIGITS)
+def test_rounded_weights_are_neither_cut_nor_exact(device_of: DeviceOf, dtype: str) -> None:
+    case = Case(tokens=150, batch=1, head_dim=16, dtype=dtype)
+    q, k, v = case.tensors()
+    backward = Backward.of(case, (q, k, np.ones_like(v)))
+    backward.dout[...] = 1  # so that dv is the sums of the weights
+
+    (_, _, dv), _ = backward.run(device_of(case, weights="rounded"), cut(150))
+    (_, _, exact), _ = backward.run(device_of(case), cut(150))
+
+    unit = 2.0 ** -SIGNIFICANT_DIGITS[dtype]
+    errors = (dv / exact - 1).mean(axis=-1)
+    assert np.abs(errors).max() < unit
+    assert abs(errors.mean()) < unit / 10  # cut numbers are off by half a unit or more, to one side
+    assert errors.std() > unit / 100
 
 
 MASKS = {

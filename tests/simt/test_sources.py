@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ringmpi.devices.launch import ARGUMENTS, BACKWARD, BOUNDS, FORWARD, Variant
-from ringmpi.softmax import DTYPES
+from ringmpi.softmax import DTYPES, SIGNIFICANT_DIGITS
 
 from .device import kernels
 from .library import HERE, KERNELS
@@ -18,6 +18,7 @@ VARIANTS = [
     for unit in (("Plain",) if dtype in ("float64", "float32") else ("Plain", "Tensor"))
     for head_size in (64, 256)
 ] + [Variant("float32", 64, "Plain", "long long"), Variant("bfloat16", 64, "Tensor", "long long")]
+VARIANTS += [Variant(dtype, 64, "Tensor", rounds_weights=True) for dtype in SIGNIFICANT_DIGITS]
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -60,7 +61,7 @@ def test_the_executor_has_a_function_for_each_instruction_and_no_other() -> None
         for path in (KERNELS / "ptx.cuh", HERE / "include" / "ptx.cuh")
     ]
 
-    own = {"multiply", "float16_of"}  # which its others are made of
+    own = {"multiply", "float16_of", "bfloat16_of"}  # which its others are made of
     assert {*names[0]} == {*names[1]} - own
     assert len({*names[0]}) >= 8
 
@@ -91,6 +92,7 @@ INSTRUCTIONS = {
         )
         for kind in ("bf16", "f16")
     ],
+    "pack_bfloat16": [("cvt.rn.bf16x2.f32 %0, %1, %2;", ["both", "high", "low"])],
     "pack_float16": [("cvt.rn.f16x2.f32 %0, %1, %2;", ["both", "high", "low"])],
     "unpack_float16": [("cvt.f32.f16 %0, %1;", ["value", "half"])],
 }

@@ -34,7 +34,7 @@ HostDevice = NumpyDevice | NativeDevice
 
 
 #: Scratch memory that each tile writes before it reads it; k and v live longer, in narrow dtypes.
-TILE_SCRATCH = ("q", "scores", "weighted", "change", "of keys", "dout")
+TILE_SCRATCH = ("q", "scores", "rounded", "weighted", "change", "of keys", "dout")
 
 
 @dataclass(frozen=True)
@@ -91,27 +91,31 @@ def state_of(q: Array) -> State:
     return State.identity(q.shape, state_dtype(q.dtype))
 
 
-def _numpy(mask: Mask, scale: float) -> HostDevice:
-    return NumpyDevice(mask, scale)
+def _numpy(mask: Mask, scale: float, weights: str = "exact") -> HostDevice:
+    return NumpyDevice(mask, scale, weights)
 
 
-def native_device(case: Case, threads: int = 1, matrix_unit: str = "off") -> NativeDevice:
+def native_device(
+    case: Case, threads: int = 1, matrix_unit: str = "off", weights: str = "exact"
+) -> NativeDevice:
     """Return a native device for a problem; a matrix unit that this CPU lacks is emulated."""
-    return _native(case.mask, case.scale, threads, matrix_unit)
-
-
-def _native(mask: Mask, scale: float, threads: int = 1, matrix_unit: str = "off") -> NativeDevice:
+    given = (case.mask, case.scale, threads, matrix_unit, weights)
     if matrix_unit == "off":
-        return NativeDevice(mask, scale, threads, matrix_unit)
+        return NativeDevice(*given)
     with patch.object(native._Here, "library", matrix_library()):
-        return NativeDevice(mask, scale, threads, matrix_unit)
+        return NativeDevice(*given)
 
 
-def _native_with_matrix_unit(mask: Mask, scale: float) -> HostDevice:
-    return _native(mask, scale, matrix_unit="on")
+def _native(mask: Mask, scale: float, weights: str = "exact") -> HostDevice:
+    return NativeDevice(mask, scale, matrix_unit="off", weights=weights)
 
 
-def natives() -> dict[str, Callable[[Mask, float], HostDevice]]:
+def _native_with_matrix_unit(mask: Mask, scale: float, weights: str = "exact") -> HostDevice:
+    with patch.object(native._Here, "library", matrix_library()):
+        return NativeDevice(mask, scale, matrix_unit="on", weights=weights)
+
+
+def natives() -> dict[str, Callable[..., HostDevice]]:
     """Return the ways to make a native device here, by name: none where there is no compiler.
 
     A library that does not compile or load is an error: its tests must not vanish.
@@ -120,12 +124,12 @@ def natives() -> dict[str, Callable[[Mask, float], HostDevice]]:
         compiler_command()
     except MissingCapabilityError:
         return {}
-    found: dict[str, Callable[[Mask, float], HostDevice]] = {"native": _native}
+    found: dict[str, Callable[..., HostDevice]] = {"native": _native}
     return found | ({"native, matrix unit": _native_with_matrix_unit} if matrix_library() else {})
 
 
 #: The devices that compute in host memory, by name.
-KINDS: dict[str, Callable[[Mask, float], HostDevice]] = {"numpy": _numpy, **natives()}
+KINDS: dict[str, Callable[..., HostDevice]] = {"numpy": _numpy, **natives()}
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from dense import pairs_between
 from numpy.typing import NDArray
 
 from ringmpi.config import Experiment, experiment_from
+from ringmpi.encoding import numpy_dtype
 from ringmpi.layout import Layout, Runs
 from ringmpi.problem import Generated, Problem, positions_of
-from ringmpi.softmax import state_dtype
+from ringmpi.softmax import DTYPES, state_dtype
 from ringmpi.verify import Verdict, verify
 
 Array = NDArray[Any]
@@ -33,6 +34,9 @@ LAYOUT = Layout("zigzag", TOKENS, SIZE)
 
 NARROW = ("float16", "bfloat16")
 CONTROL_DTYPES = ("float64", "float32", *NARROW)
+
+#: Dtypes and weights that go together.
+WAYS = [*((dtype, "exact") for dtype in DTYPES), *((dtype, "rounded") for dtype in NARROW)]
 
 FORWARD = ("out", "lse")
 BACKWARD = ("dq", "dk", "dv")
@@ -117,6 +121,14 @@ def pairs_of(experiment: Experiment) -> NDArray[np.bool_]:
     return pairs_between(queries, keys, experiment.causal, experiment.window, experiment.documents)
 
 
+def multiplied(weights: Array, experiment: Experiment) -> Array:
+    """Return weights as they are multiplied: in the dtype of the inputs, where they are rounded to it."""
+    if experiment.weights == "exact":
+        return weights
+    # Weights and gradients of these sizes are among the numbers of float16 too.
+    return weights.astype(numpy_dtype(experiment.dtype)).astype(weights.dtype)
+
+
 def query_layout(experiment: Experiment, size: int) -> Layout:
     first = experiment.seq_len - experiment.num_queries
     return Layout(experiment.layout, experiment.num_queries, size, first)
@@ -147,7 +159,7 @@ def ring_result(
             higher = np.maximum(top, scores.max(axis=-1, initial=-np.inf))
             shift = np.where(np.isneginf(higher), 0, higher)
             weights, fading = np.exp(scores - shift[..., None]), np.exp(top - shift)
-            acc = acc * fading[..., None] + weights @ v[:, :, at]
+            acc = acc * fading[..., None] + multiplied(weights, experiment) @ v[:, :, at]
             top, total = higher, total * fading + weights.sum(axis=-1)
             after_block(acc)
         some = total > 0
@@ -207,6 +219,7 @@ def with_gradients(
                 taken = statistics(held.lse[:, :, mine], delta[:, :, mine], scores, rise, seen)
                 weights = np.where(seen, np.exp(scores - taken[0][..., None]), 0)
                 slopes = np.where(seen, weights * (rise - taken[1][..., None]), 0) * scale
+            slopes, weights = (multiplied(array, experiment) for array in (slopes, weights))
             dq[:, :, mine] += slopes @ np.where(np.isfinite(k[:, :, at]), k[:, :, at], 0)
             dk[:, :, at] += slopes.swapaxes(2, 3) @ q[:, :, mine]
             dv[:, :, at] += weights.swapaxes(2, 3) @ dout[:, :, mine]

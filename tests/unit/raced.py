@@ -27,16 +27,20 @@ GRIDS = (
 #: With blocks as they lie, and prepared ones.
 DTYPES = ("float64", "bfloat16")
 
+#: The matrix unit, and weights.
+WAYS = (("off", "exact"), ("off", "rounded"), ("on", "rounded"))
+
 
 def main() -> None:
     native.SLICE_S = SLICE_S
-    units = ["off", "on"] if native.library().has_matrix_unit else ["off"]
     made = 0
     for grid in GRIDS:
         for dtype in DTYPES:
-            for unit in units if dtype == "bfloat16" else units[:1]:
+            for unit, weights in WAYS if dtype == "bfloat16" else WAYS[:1]:
+                if unit == "on" and not native.library().has_matrix_unit:
+                    continue
                 case = replace(grid, dtype=dtype)
-                device = NativeDevice(case.mask, case.scale, 3, unit)
+                device = NativeDevice(case.mask, case.scale, 3, unit, weights)
                 blocks = cut(case.tokens)
                 attend(device, case, case.tensors(), blocks)
                 Backward.of(case).run(device, blocks)

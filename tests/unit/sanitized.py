@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 
 import numpy as np
 from dense import DTYPES, attend_dense, attend_dense_backward, half_a_unit
 
 from ringmpi.devices import Block, Gradients, NativeDevice, Outcome, Queries, native
-from ringmpi.softmax import state_dtype
+from ringmpi.softmax import SIGNIFICANT_DIGITS, WEIGHTS, state_dtype
 
 # The tests' own helpers ask for this process's library as they load.
 native._Here.library = native.Library(Path(sys.argv[1]))
@@ -52,8 +52,9 @@ def cases() -> Iterator[Case]:
             yield case if last is None else replace(case, queries=min(last, count))
 
 
-def check(case: Case, threads: int, unit: str) -> None:
-    device = NativeDevice(case.mask, case.scale, threads, unit)
+def check(case: Case, threads: int, unit: str, weights: str) -> None:
+    device = NativeDevice(case.mask, case.scale, threads, unit, weights)
+    digits = SIGNIFICANT_DIGITS[case.dtype] if weights == "rounded" else None
     tensors, backward = case.tensors(), Backward.of(case)
     settings = (case.allowed, case.scale, np.float64)
     out, lse = attend_dense(*tensors, *settings)
@@ -63,15 +64,16 @@ def check(case: Case, threads: int, unit: str) -> None:
         *found, _ = attend(device, case, tensors, blocks)
         found += backward.run(device, blocks)[0]
         for name, mine, exact in zip(NAMES, found, (out, lse, *slopes), strict=True):
-            assert is_close(mine, exact), f"{name} is wrong"
+            assert is_close(mine, exact, digits), f"{name} is wrong"
 
 
-def is_close(found: Array, exact: Array) -> bool:
+def is_close(found: Array, exact: Array, digits: int | None) -> bool:
     """Return whether nothing is wrong but rounding; how much that may be is up to other tests.
 
-    The longest sums are of 33 heads and 257 tokens, of terms of which the largest makes up a part.
+    The longest sums are of 33 heads and 257 tokens, of terms of which the largest makes up a part; errors of
+    weights that were rounded to some digits add up as their terms do, or less.
     """
-    eps = 1000 * np.finfo(state_dtype(found.dtype)).eps
+    eps = 1000 * np.finfo(state_dtype(found.dtype)).eps + (0 if digits is None else 8 * 2.0**-digits)
     seen = np.isfinite(exact)
     size = max(1.0, float(np.abs(exact[seen]).max(initial=0)))
     error = np.abs(found[seen].astype(np.float64) - exact[seen])
@@ -93,11 +95,13 @@ def main() -> None:
     units = ["off", "on"] if native.library().has_matrix_unit else ["off"]
     made = 0
     for number, case in enumerate(cases()):
-        for unit in units:
+        ways = product(units, WEIGHTS if case.dtype in SIGNIFICANT_DIGITS else WEIGHTS[:1])
+        for unit, weights in ways:
             try:
-                check(case, 1 + number % 3, unit)
+                check(case, 1 + number % 3, unit, weights)
             except AssertionError:
-                print(f"{case}, {1 + number % 3} thread(s), matrix unit {unit}", file=sys.stderr)
+                told = f"{case}, {1 + number % 3} thread(s), matrix unit {unit}, weights {weights}"
+                print(told, file=sys.stderr)
                 raise
             made += 1
     # Given up half way, with work in the pool.

@@ -90,6 +90,12 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["threads=2", "OMP_NUM_THREADS", "--device native"],
     ),
     "matrix_unit": ({"matrix_unit": "yes"}, ["matrix_unit='yes'", "auto, off, on"]),
+    "weights": ({"weights": "half"}, ["weights='half'", "exact, rounded"]),
+    "weights of float32": ({"weights": "rounded"}, ["weights=rounded", "dtype=float32", "use exact"]),
+    "weights of nothing": (
+        {"weights": "rounded", "dtype": "bfloat16", "device": "paced", "flops": 1e12},
+        ["weights=rounded", "device=paced"],
+    ),
     "matrix_unit of numpy": (
         {"matrix_unit": "on", "device": "numpy"},
         ["matrix_unit=on", "--device native"],
@@ -190,6 +196,7 @@ def test_the_defaults_are_those_of_the_manual() -> None:
         "device": "auto",
         "threads": 1,
         "matrix_unit": "auto",
+        "weights": "exact",
         "progress": "poll",
         "repeats": 3,
         "warmup": 1,

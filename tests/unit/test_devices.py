@@ -113,6 +113,7 @@ def test_facts_tell_what_the_native_device_is(name: str) -> None:
         "device": "native",
         "instruction_set": native.library().instruction_set,
         "matrix_unit": "off",
+        "weights": "exact",
         "paced_flops": 0.0,
         "compile_s": native.compile_seconds(),
         "gpu": "",

@@ -13,7 +13,7 @@ from ringmpi.config import options
 from ringmpi.devices import DEVICES, MATRIX_UNIT
 from ringmpi.layout import LAYOUTS
 from ringmpi.schedule import METHODS
-from ringmpi.softmax import DTYPES
+from ringmpi.softmax import DTYPES, WEIGHTS
 
 HEAVY = ("numpy", "mpi4py", "h5py", "cupy", "matplotlib", "rich", "ml_dtypes")
 
@@ -111,6 +111,7 @@ REGISTRIES = {
     "method": METHODS,
     "device": DEVICES,
     "matrix_unit": MATRIX_UNIT,
+    "weights": WEIGHTS,
     "progress": PROGRESS,
     "dtype": DTYPES,
 }

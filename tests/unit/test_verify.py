@@ -23,6 +23,7 @@ from .judging import (
     NARROW,
     SIZE,
     TOKENS,
+    WAYS,
     Arrays,
     Held,
     control,
@@ -35,10 +36,10 @@ from .judging import (
 Array = NDArray[Any]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
 @pytest.mark.parametrize("given", MASKS.values(), ids=MASKS.keys())
-def test_a_right_result_passes(given: dict[str, Any], dtype: str) -> None:
-    experiment = experiment_from(GIVEN | {"dtype": dtype} | given)
+def test_a_right_result_passes(given: dict[str, Any], dtype: str, weights: str) -> None:
+    experiment = control(dtype, weights=weights, **given)
 
     verdicts = judge(experiment, ring_result(experiment))
 
@@ -50,9 +51,11 @@ def test_a_right_result_passes(given: dict[str, Any], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16])
-@pytest.mark.parametrize("dtype", CONTROL_DTYPES)
-def test_a_right_result_passes_whatever_the_number_of_ranks(dtype: str, size: int) -> None:
-    experiment = control(dtype)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
+def test_a_right_result_passes_whatever_the_number_of_ranks(
+    dtype: str, weights: str, size: int
+) -> None:
+    experiment = control(dtype, weights=weights)
 
     for verdict in judge(experiment, ring_result(experiment, size)).values():
         assert verdict.passed, verdict.failure()
@@ -210,10 +213,10 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", CONTROL_DTYPES)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
 @pytest.mark.parametrize(("tensor", "damage"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_a_wrong_result_fails(tensor: str, damage: Damage, dtype: str) -> None:
-    experiment = control(dtype)
+def test_a_wrong_result_fails(tensor: str, damage: Damage, dtype: str, weights: str) -> None:
+    experiment = control(dtype, weights=weights)
     with np.errstate(divide="ignore"):
         damaged = damage(experiment, ring_result(experiment))
 

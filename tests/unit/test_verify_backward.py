@@ -25,6 +25,7 @@ from .judging import (
     NARROW,
     SIZE,
     TOKENS,
+    WAYS,
     Arrays,
     Held,
     both_ways,
@@ -41,10 +42,10 @@ from .judging import (
 Array = NDArray[Any]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
 @pytest.mark.parametrize("given", MASKS.values(), ids=MASKS.keys())
-def test_right_gradients_pass(given: dict[str, Any], dtype: str) -> None:
-    experiment = control(dtype, backward=True, **given)
+def test_right_gradients_pass(given: dict[str, Any], dtype: str, weights: str) -> None:
+    experiment = control(dtype, weights=weights, backward=True, **given)
 
     verdicts = judge(experiment, both_ways(experiment))
 
@@ -57,15 +58,15 @@ def test_right_gradients_pass(given: dict[str, Any], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 16])
-@pytest.mark.parametrize("dtype", CONTROL_DTYPES)
-def test_right_gradients_pass_whatever_the_number_of_ranks(dtype: str, size: int) -> None:
-    experiment = control(dtype, backward=True)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
+def test_right_gradients_pass_whatever_the_number_of_ranks(dtype: str, weights: str, size: int) -> None:
+    experiment = control(dtype, weights=weights, backward=True)
 
     for verdict in judge(experiment, both_ways(experiment, size)).values():
         assert verdict.passed, verdict.failure()
 
 
-@pytest.mark.parametrize("dtype", CONTROL_DTYPES)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     "given",
@@ -78,7 +79,7 @@ def test_right_gradients_pass_whatever_the_number_of_ranks(dtype: str, size: int
     ids=["one token", "two tokens", "own key alone", "one document each"],
 )
 def test_gradients_of_which_only_rounding_is_left_pass(
-    given: dict[str, Any], seed: int, dtype: str
+    given: dict[str, Any], seed: int, dtype: str, weights: str
 ) -> None:
     """A row that sees one key has no gradient, but each dot product in it rounds in its own way."""
     few = {
@@ -89,7 +90,7 @@ def test_gradients_of_which_only_rounding_is_left_pass(
         "seed": seed,
         "head_dim": 1 + 9 * seed,
     }
-    experiment = control(dtype, **few, **given)
+    experiment = control(dtype, weights=weights, **few, **given)
 
     for verdict in judge(experiment, both_ways(experiment)).values():
         assert verdict.passed, verdict.failure()
@@ -330,16 +331,20 @@ DAMAGES: dict[str, tuple[tuple[str, ...], Damage]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", CONTROL_DTYPES)
+@pytest.mark.parametrize(("dtype", "weights"), WAYS)
 @pytest.mark.parametrize(("tensors", "damage"), DAMAGES.values(), ids=DAMAGES.keys())
-def test_wrong_gradients_fail(tensors: tuple[str, ...], damage: Damage, dtype: str) -> None:
-    experiment = control(dtype, backward=True)
+def test_wrong_gradients_fail(
+    tensors: tuple[str, ...], damage: Damage, dtype: str, weights: str
+) -> None:
+    experiment = control(dtype, weights=weights, backward=True)
 
     verdicts = judge(experiment, damage(experiment, both_ways(experiment)))
 
     passed = {name for name, verdict in verdicts.items() if verdict.passed}
     assert passed == {*FORWARD, *BACKWARD} - {*tensors}
-    for name in tensors:
+    # 1 % of a gradient may be the rounding of the weights of one element, but not of all of them.
+    by_mean = weights == "rounded" and damage in (all_off_by_1_percent, scale_off)
+    for name in () if by_mean else tensors:
         assert not verdicts[name].beyond <= verdicts[name].bound
 
 

@@ -52,6 +52,17 @@ inline Bits16 float16_of(float value) {
     return static_cast<Bits16>(sign | (moved + 0xfffu + (moved >> 13 & 1u)) >> 13);
 }
 
+// bfloat16 of a float, to the nearest, ties to even.
+inline Bits16 bfloat16_of(float value) {
+    const Bits32 bits = bits_of(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
+    return static_cast<Bits16>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+inline Bits32 pack_bfloat16(float low, float high) {
+    return static_cast<Bits32>(bfloat16_of(high)) << 16 | bfloat16_of(low);
+}
+
 inline Bits32 pack_float16(float low, float high) {
     return static_cast<Bits32>(float16_of(high)) << 16 | float16_of(low);
 }
