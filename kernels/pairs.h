@@ -4,7 +4,7 @@
 #include "scratch.h"
 #include "strip.h"
 
-#if defined(__AVX512BF16__)
+#if RINGMPI_DOT_PRODUCTS
 
 namespace ringmpi {
 

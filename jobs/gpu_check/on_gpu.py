@@ -56,12 +56,11 @@ class Contender(ABC):
 class Ringmpi(Contender):
     """Our kernels: the whole sequence as one block, between the identity and the finished output."""
 
-    name = "ringmpi"
-
-    def __init__(self) -> None:
+    def __init__(self, weights: str = "exact") -> None:
         from ringmpi.devices import cuda
 
-        self.gpu = cuda.gpu_for(0)
+        self.name = "ringmpi" if weights == "exact" else f"ringmpi-{weights}"
+        self.gpu, self._weights = cuda.gpu_for(0), weights
 
     def prepare(self, case: Case) -> None:
         """Put a case on the GPU, with room for what is computed."""
@@ -71,7 +70,8 @@ class Ringmpi(Contender):
         from ringmpi.softmax import State, state_dtype
 
         self._case, self._dtype = case, numpy_dtype(case.dtype)
-        self._device = device = CudaDevice(Mask(causal=case.causal), case.head_dim**-0.5, self.gpu)
+        mask, scale = Mask(causal=case.causal), case.head_dim**-0.5
+        self._device = device = CudaDevice(mask, scale, self.gpu, self._weights)
         self._inputs = {
             name: device.place(array.astype(self._dtype), self._dtype)
             for name, array in case.inputs().items()
@@ -203,4 +203,5 @@ def contenders(dtype: str) -> list[Callable[[], Contender]]:
     def made_by(backend: str) -> Callable[[], Contender]:
         return lambda: Torch(backend)
 
-    return [Ringmpi, *map(made_by, backends)]
+    ours = [Ringmpi] if dtype == "float32" else [Ringmpi, lambda: Ringmpi("rounded")]
+    return [*ours, *map(made_by, backends)]

@@ -62,11 +62,12 @@ def test_we_are_held_against_the_better_backend(ours: float, met: bool) -> None:
 
     rows = with_ratios(
         [
-            row("ringmpi", ours),
+            row("ringmpi-rounded", ours),
+            row("ringmpi", 9.0),
             row("torch-flash", 1.0),
             row("torch-cudnn", 2.0),
             row("torch-cudnn", None, mask="causal", absent="not on this GPU"),
-            row("ringmpi", 9.0, seq_len=4096),  # Too short to be aimed at.
+            row("ringmpi-rounded", 9.0, seq_len=4096),  # Too short to be aimed at.
             row("torch-flash", 1.0, seq_len=4096),
             row("ringmpi", 9.0, dtype="float32"),
             row("torch-math", 1.0, dtype="float32"),
@@ -82,7 +83,7 @@ def test_we_are_held_against_the_better_backend(ours: float, met: bool) -> None:
 def test_without_torch_there_is_no_verdict() -> None:
     from aims import verdicts, with_ratios
 
-    rows = with_ratios([row("ringmpi", 1.0), row("torch-flash", None, absent="not installed")])
+    rows = with_ratios([row("ringmpi-rounded", 1.0), row("torch-flash", None, absent="not installed")])
 
     assert verdicts(rows, [])["speed"] == {
         "what": "least part of the better torch backend",
@@ -97,9 +98,9 @@ def test_an_aim_is_not_met_where_one_of_our_cases_has_no_time() -> None:
 
     rows = with_ratios(
         [
-            row("ringmpi", 1.0),
+            row("ringmpi-rounded", 1.0),
             row("torch-flash", 1.0),
-            row("ringmpi", None, seq_len=16384, absent="is wrong"),
+            row("ringmpi-rounded", None, seq_len=16384, absent="is wrong"),
             row("torch-flash", 1.0, seq_len=16384),
         ]
     )
@@ -229,17 +230,20 @@ def test_a_machine_without_torch_has_our_times_alone(
         Torch(FLASH).prepare(case)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("float32", "exact"), ("bfloat16", "exact"), ("bfloat16", "rounded")]
+)
 def test_our_contender_is_right_on_an_emulated_gpu(
-    monkeypatch: pytest.MonkeyPatch, case: Any, judge: Any, dtype: str
+    monkeypatch: pytest.MonkeyPatch, case: Any, judge: Any, dtype: str, weights: str
 ) -> None:
     from measure import measure
     from on_gpu import Ringmpi
 
     monkeypatch.setattr(cuda._Here, "platform", EmulatedPlatform())
-    (found,) = measure(replace(case, dtype=dtype), [Ringmpi], judge, 2)
+    (found,) = measure(replace(case, dtype=dtype), [lambda: Ringmpi(weights)], judge, 2)
 
     assert "absent" not in found, found
+    assert found["contender"] == ("ringmpi-rounded" if weights == "rounded" else "ringmpi")
     assert len(found["samples_s"]) == 2
 
 

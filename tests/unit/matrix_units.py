@@ -11,7 +11,7 @@ from ringmpi.devices.native import Library, library
 HEADER = Path(__file__).with_name("emulated_matrix_unit.h")
 
 #: What the vector code beside the unit needs, by the kernel's name of it.
-NEEDED = "avx512bw"
+NEEDED = "avx512_bf16"
 
 
 def emulation_flags() -> tuple[str, ...]:
