@@ -2,9 +2,8 @@
 // ds = p (dout . v - delta): dv = p' dout, dq = scale ds k, dk = scale ds' q (Dao et al. 2022, appendix B.2).
 #pragma once
 
-#include "exponential.h"
 #include "scratch.h"
-#include "strip.h"
+#include "slopes.h"
 
 namespace ringmpi {
 
@@ -66,18 +65,20 @@ template <class Unit> class Backward {
     void attend_tile(const Block &block, const Strip<L> &strip, Keys keys, int64_t at, bool full) {
         unit_.scores(block.k(), keys, q_, weights_);
         unit_.scores(block.v(), keys, dout_, changes_);
-        weigh(keys.count());
+        T *dk = dk_ + at * width_, *dv = dv_ + at * width_;
+        if (Unit::FUSES && full) return absorb(block.k(), keys, dk, dv);
+        slopes_.weigh(weights_, changes_, keys.count());
         if (full) {
-            unit_.scatter(weights_, keys.count(), dout_, dv_ + at * width_);
-            unit_.scatter(changes_, keys.count(), q_, dk_ + at * width_);
+            unit_.scatter(weights_, keys.count(), dout_, dv);
+            unit_.scatter(changes_, keys.count(), q_, dk);
             unit_.gather(block.k(), keys, changes_, dq_);
             return;
         }
         const TileMask<T, L> mask(strip, keys);
         mask.select(weights_, keys.count(), T(0));
         mask.select(changes_, keys.count(), T(0));
-        scatter_partial(mask, weights_, keys.count(), dout_, dv_ + at * width_);
-        scatter_partial(mask, changes_, keys.count(), q_, dk_ + at * width_);
+        scatter_partial(mask, weights_, keys.count(), dout_, dv);
+        scatter_partial(mask, changes_, keys.count(), q_, dk);
         const int64_t head_dim = problem_.task.head_dim;
         const auto *k = block.k().from(keys.first);
         if (any_wild(k, block.k().stride, keys.count(), head_dim))
@@ -86,27 +87,16 @@ template <class Unit> class Backward {
             unit_.gather(block.k(), keys, changes_, dq_);
     }
 
+    // Add what some keys give that all lanes see, where the unit weighs them by itself.
+    void absorb(const typename Block::Rows &k, Keys keys, T *dk, T *dv) {
+        if constexpr (Unit::FUSES) unit_.absorb(k, keys, weights_, changes_, slopes_, q_, dout_, dq_, dk, dv);
+    }
+
     void scatter_partial(const TileMask<T, L> &mask, T *tile, int64_t keys, const typename Unit::Operand &operand, T *sums) {
         if (any_wild(operand.rows(), width_, L, width_))
             scatter_allowed(mask, tile, keys, operand.rows(), width_, sums);
         else
             unit_.scatter(tile, keys, operand, sums);
-    }
-
-    // Turn scores into weights p, and dout . v into changes ds.
-    void weigh(int64_t keys) {
-        const Vector<T> scale = broadcast(scale_of_scores<Unit>(problem_.task));
-        for (int64_t lane = 0; lane < L; lane += WIDTH<T>) {
-            const Vector<T> shift = finite_shift<T>(ringmpi::load(lse_ + lane)), delta = ringmpi::load(delta_ + lane);
-            for (int64_t key = 0; key < keys; ++key) {
-                T *weight = weights_ + key * L + lane, *change = changes_ + key * L + lane;
-                Vector<T> score = ringmpi::load(weight);
-                if (Unit::SCALES_SCORES) score *= scale;
-                const Vector<T> p = exponential<T>(score - shift);
-                ringmpi::store(weight, p);
-                ringmpi::store(change, p * (ringmpi::load(change) - delta));
-            }
-        }
     }
 
     void clear(Keys keys) {
@@ -119,8 +109,9 @@ template <class Unit> class Backward {
         const Task &task = problem_.task;
         q_.load(problem_, task.q, strip, scale_of_queries<Unit>(task));
         dout_.load(problem_, task.dout, strip, 1);
-        load_lanes(task.lse, strip, lse_);
-        load_lanes(task.delta, strip, delta_);
+        load_lanes(task.lse, strip, slopes_.lse);
+        load_lanes(task.delta, strip, slopes_.delta);
+        slopes_.scale = scale_of_scores<Unit>(task);
         std::memset(dq_, 0, static_cast<size_t>(width_ * L) * sizeof(T));
     }
 
@@ -150,7 +141,7 @@ template <class Unit> class Backward {
     T *dq_;                 // [width][LANES], transposed
     T *rows_;               // [LANES][width]: dq on its way
     T *dk_, *dv_;           // [keys][width], and room for the last tile's padding
-    T lse_[L], delta_[L];
+    Slopes<T, L> slopes_;
 };
 
 } // namespace ringmpi

@@ -106,6 +106,7 @@ struct DotUnit : VectorUnit<BFloat16> {
 
     void scatter(T *tile, int64_t keys, const Operand &operand, T *sums) { Wide::scatter(tile, keys, operand.rows(), sums); }
 
+
   private:
     // Two numbers that are bfloat16, the first one in the low half.
     static Pair pair(T first, T second) {

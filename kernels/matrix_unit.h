@@ -154,6 +154,7 @@ template <int L, int64_t K, int PARTS = 3> struct MatrixUnit {
     static constexpr double SPEED = 4;                 // about, with the softmax
     static constexpr bool PREPARES = true;
     static constexpr bool SCALES_SCORES = true;        // q times the scale is no bfloat16
+    static constexpr bool FUSES = false;
 
     static void enter() {
         static constexpr amx::Configuration configuration{}; // in memory as a whole: GCC's intrinsic names its first bytes only

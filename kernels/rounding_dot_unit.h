@@ -4,6 +4,7 @@
 
 #include "pairs.h"
 #include "products.h"
+#include "slopes.h"
 #include "softmax.h"
 
 #if RINGMPI_DOT_PRODUCTS
@@ -14,12 +15,13 @@ struct RoundingDotUnit {
     using T = float;
 
     static constexpr int LANES = 64;
-    static constexpr int64_t TILE_KEYS = 96;    // 24 KiB of scores, as those of the other vector units
+    static constexpr int64_t TILE_KEYS = 192;   // 48 KiB of scores: products are so fast that adding up each tile's sums counts
     static constexpr int64_t KEY_UNIT = 2;      // a pair
     static constexpr int64_t DEPTH_UNIT = 2 * WIDTH<T>;
     static constexpr double SPEED = 1.8;        // about: all products at twice the rate, beside the softmax
     static constexpr bool PREPARES = true;
     static constexpr bool SCALES_SCORES = true; // q times the scale is no bfloat16
+    static constexpr bool FUSES = true;
 
     using Operand = PairedRows<LANES>;
 
@@ -93,11 +95,12 @@ struct RoundingDotUnit {
         Rows k_{}, v_{};
     };
 
-    static int64_t nbytes(const Problem &) { return Scratch::nbytes_of<Pair>(TILE_KEYS * LANES / 2); }
+    static int64_t nbytes(const Problem &) { return 3 * Scratch::nbytes_of<Pair>(TILE_PAIRS); }
 
     RoundingDotUnit(const Problem &problem, int64_t width, Scratch &scratch)
         : head_dim_(problem.task.head_dim), pairs_((head_dim_ + 1) / 2), width_(width),
-          rounded_(scratch.take<Pair>(TILE_KEYS * LANES / 2)) {}
+          by_lanes_(scratch.take<Pair>(TILE_PAIRS)), changes_by_lanes_(scratch.take<Pair>(TILE_PAIRS)),
+          by_keys_(scratch.take<Pair>(TILE_PAIRS)) {}
 
     // tile[key][lane] = sum over d of rows[key][d] * operand[lane][d]
     void scores(const Block::Rows &rows, Keys keys, const Operand &operand, T *tile) {
@@ -148,11 +151,39 @@ struct RoundingDotUnit {
     // sums[key][d] += sum over lanes of tile[key][lane] * operand[lane][d]
     void scatter(T *tile, int64_t keys, const Operand &operand, T *sums) {
         for (int64_t at = 0; at < keys * LANES; at += 2 * WIDTH<T>)
-            _mm512_storeu_si512(rounded_ + at / 2, rounded_row(_mm512_loadu_ps(tile + at), _mm512_loadu_ps(tile + at + WIDTH<T>)));
-        multiply<true>(keys, width_, LANES / 2, ByRow<Pair>{rounded_, LANES / 2}, operand.by_row(), width_, sums, width_);
+            _mm512_storeu_si512(by_lanes_ + at / 2, rounded_row(_mm512_loadu_ps(tile + at), _mm512_loadu_ps(tile + at + WIDTH<T>)));
+        scatter_pairs(by_lanes_, keys, operand, sums);
+    }
+
+    // Add to the gradients what some keys give that all lanes see. Weights and changes are rounded where they arise, and
+    // not written as float32 numbers first.
+    void absorb(const Block::Rows &k, Keys keys, T *scores, T *rises, const Slopes<T, LANES> &slopes, const Operand &q,
+                const Operand &dout, T *dq, T *dk, T *dv) {
+        const int64_t count = complete(scores, keys.count(), -INFINITY);
+        complete(rises, keys.count(), 0);
+        for (int64_t lane = 0; lane < LANES; lane += 2 * WIDTH<T>) {
+            const auto low = slopes.lanes(lane), high = slopes.lanes(lane + WIDTH<T>);
+            for (int64_t key = 0; key < count; key += 2) {
+                Slope<T> of_low[2], of_high[2];
+                each<2>([&](auto i) {
+                    const int64_t at = (key + i) * LANES + lane;
+                    of_low[i] = low.of(load(scores + at), load(rises + at));
+                    of_high[i] = high.of(load(scores + at + WIDTH<T>), load(rises + at + WIDTH<T>));
+                    _mm512_storeu_si512(by_lanes_ + at / 2, rounded_row((__m512)of_low[i].weights, (__m512)of_high[i].weights));
+                    _mm512_storeu_si512(changes_by_lanes_ + at / 2, rounded_row((__m512)of_low[i].changes, (__m512)of_high[i].changes));
+                });
+                round_pair(of_low[0].changes, of_low[1].changes, key, lane);
+                round_pair(of_high[0].changes, of_high[1].changes, key, lane + WIDTH<T>);
+            }
+        }
+        scatter_pairs(by_lanes_, keys.count(), dout, dv);
+        scatter_pairs(changes_by_lanes_, keys.count(), q, dk);
+        gather_pairs(k, keys.first, count, dq);
     }
 
   private:
+    static constexpr int64_t TILE_PAIRS = TILE_KEYS * LANES / 2;
+
     // Where a key is alone in its pair, put a row beside it; return how many there are.
     static int64_t complete(T *tile, int64_t keys, T value) {
         if (keys % 2) std::fill_n(tile + keys * LANES, LANES, value);
@@ -160,16 +191,21 @@ struct RoundingDotUnit {
     }
 
     void round_pair(Vector<T> even, Vector<T> odd, int64_t key, int64_t lane) {
-        _mm512_storeu_si512(rounded_ + key / 2 * LANES + lane, rounded_pairs((__m512)even, (__m512)odd));
+        _mm512_storeu_si512(by_keys_ + key / 2 * LANES + lane, rounded_pairs((__m512)even, (__m512)odd));
     }
 
     void gather_pairs(const Block::Rows &rows, int64_t first, int64_t count, T *sums) {
         const ByTerm<Pair> left{rows.across + first / 2 * head_dim_, head_dim_};
-        multiply<true>(head_dim_, LANES, count / 2, left, rounded_, LANES, sums, LANES);
+        multiply<true>(head_dim_, LANES, count / 2, left, by_keys_, LANES, sums, LANES);
+    }
+
+    void scatter_pairs(const Pair *pairs, int64_t keys, const Operand &operand, T *sums) {
+        multiply<true>(keys, width_, LANES / 2, ByRow<Pair>{pairs, LANES / 2}, operand.by_row(), width_, sums, width_);
     }
 
     int64_t head_dim_, pairs_, width_;
-    Pair *rounded_; // weights of a tile: [keys / 2][LANES], or [keys][LANES / 2]
+    Pair *by_lanes_, *changes_by_lanes_; // of a tile: [keys][LANES / 2]
+    Pair *by_keys_;                      // [keys / 2][LANES]
 };
 
 } // namespace ringmpi

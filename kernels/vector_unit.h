@@ -24,6 +24,7 @@ template <class Raw> struct VectorUnit {
     static constexpr bool WIDENED = !std::is_same<Raw, T>::value;
     static constexpr bool PREPARES = WIDENED;
     static constexpr bool SCALES_SCORES = false;
+    static constexpr bool FUSES = false;        // weighs pairs of the backward pass by itself
 
     static void enter() {}
     static void leave() {}
