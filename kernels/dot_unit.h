@@ -97,7 +97,7 @@ struct DotUnit : VectorUnit<BFloat16> {
 
     void scores(const Block::Rows &rows, Keys keys, const Operand &operand, T *tile) {
         const Pair *first = rows.pairs + keys.first * rows.pairs_stride;
-        multiply<false>(keys.count(), LANES, pairs_, ByRow<Pair>{first, rows.pairs_stride}, operand.pairs(), LANES, tile, LANES);
+        multiply_lanes<false, LANES>(keys.count(), pairs_, ByRow<Pair>{first, rows.pairs_stride}, operand.pairs(), tile);
     }
 
     void scores(const Block::Rows &rows, Keys keys, const Operand &operand, T *tile, const Block::Rows &next) {

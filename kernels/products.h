@@ -75,25 +75,38 @@ inline void multiply_columns(int64_t vectors, int64_t rows, Left left, const F *
     }
 }
 
-// out[row][column] (+)= sum over terms of left(row, term) * right[term][column]; `columns` is a multiple of WIDTH.
-template <bool ADD, class Left, class F, class T>
+// out[row][column] (+)= sum over terms of left(row, term) * right[term][column]; `columns` is a multiple of WIDTH, and of whole
+// blocks where that is said, which spares the compiler the smaller ones.
+template <bool ADD, bool WHOLE = false, class Left, class F, class T>
 inline void multiply(int64_t rows, int64_t columns, int64_t terms, Left left, const F *right, int64_t right_row, T *out,
                      int64_t out_row) {
     for (int64_t row = 0; row < rows; row += ROWS)
-        for (int64_t column = 0; column < columns; column += COLUMNS * WIDTH<T>)
-            multiply_columns<ADD>((columns - column) / WIDTH<T>, rows - row, left.from(row), right + column, right_row,
-                                  terms, out + row * out_row + column, out_row);
+        for (int64_t column = 0; column < columns; column += COLUMNS * WIDTH<T>) {
+            T *at = out + row * out_row + column;
+            if constexpr (WHOLE)
+                multiply_rows<COLUMNS, ADD>(rows - row, left.from(row), right + column, right_row, terms, at, out_row);
+            else
+                multiply_columns<ADD>((columns - column) / WIDTH<T>, rows - row, left.from(row), right + column, right_row, terms, at,
+                                      out_row);
+        }
+}
+
+// The same for L columns, as many as a tile has lanes.
+template <bool ADD, int L, class Left, class F, class T>
+inline void multiply_lanes(int64_t rows, int64_t terms, Left left, const F *right, T *out) {
+    static_assert(L % (COLUMNS * WIDTH<T>) == 0, "lanes are whole blocks of columns");
+    multiply<ADD, true>(rows, L, terms, left, right, L, out, L);
 }
 
 // tile[key][lane] = sum over d of rows[key][d] * lanes[d][lane], for L lanes
 template <int L, class T>
 inline void scores(ByRow<T> rows, int64_t keys, const T *lanes, int64_t head_dim, T *tile) {
-    multiply<false>(keys, L, head_dim, rows, lanes, L, tile, L);
+    multiply_lanes<false, L>(keys, head_dim, rows, lanes, tile);
 }
 
 // sums[d][lane] += sum over keys of rows[key][d] * tile[key][lane]
 template <int L, class T> inline void gather(ByTerm<T> rows, int64_t keys, const T *tile, int64_t head_dim, T *sums) {
-    multiply<true>(head_dim, L, keys, rows, tile, L, sums, L);
+    multiply_lanes<true, L>(head_dim, keys, rows, tile, sums);
 }
 
 // sums[key][d] += sum over lanes of tile[key][lane] * queries[lane][d]; `width` is head_dim up to a multiple of WIDTH.

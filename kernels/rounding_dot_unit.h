@@ -105,7 +105,7 @@ struct RoundingDotUnit {
     // tile[key][lane] = sum over d of rows[key][d] * operand[lane][d]
     void scores(const Block::Rows &rows, Keys keys, const Operand &operand, T *tile) {
         const ByRow<Pair> left{rows.along + keys.first * pairs_, pairs_};
-        multiply<false>(keys.count(), LANES, pairs_, left, operand.by_number(), LANES, tile, LANES);
+        multiply_lanes<false, LANES>(keys.count(), pairs_, left, operand.by_number(), tile);
     }
 
     // The same, while what is read next is on its way.
@@ -196,7 +196,7 @@ struct RoundingDotUnit {
 
     void gather_pairs(const Block::Rows &rows, int64_t first, int64_t count, T *sums) {
         const ByTerm<Pair> left{rows.across + first / 2 * head_dim_, head_dim_};
-        multiply<true>(head_dim_, LANES, count / 2, left, by_keys_, LANES, sums, LANES);
+        multiply_lanes<true, LANES>(head_dim_, count / 2, left, by_keys_, sums);
     }
 
     void scatter_pairs(const Pair *pairs, int64_t keys, const Operand &operand, T *sums) {

@@ -136,10 +136,10 @@ class TileWork:
 
     def _multiplied(self, weights: Array) -> Array:
         """Return weights as they are multiplied: a copy, where they are rounded for that."""
-        if not self._device.rounds_weights:
+        digits = SIGNIFICANT_DIGITS.get(self._queries.q.dtype.name)
+        if digits is None or not self._device.rounds_weights:
             return weights
         rounded: Array = self._device.scratch("rounded", weights.shape, self._dtype)
-        digits = SIGNIFICANT_DIGITS[self._queries.q.dtype.name]
         # By digits and not by dtype: the few exponents of float16 would not hold every gradient of a score.
         mantissa, exponent = np.frexp(weights)
         np.ldexp(np.rint(mantissa * 2**digits), exponent - digits, out=rounded)

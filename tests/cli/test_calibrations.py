@@ -15,7 +15,7 @@ from ringmpi.model.machine import INTER, INTRA, read_machine
 pytestmark = pytest.mark.any_mpi
 
 #: Compute that sleeps, and links much slower than anything that a busy machine adds.
-SMALL = "calibrate --heads 1 --head-dim 8 --lengths 64,256 --seconds 10"
+SMALL = "calibrate --heads 1 --head-dim 8 --lengths 64,256 --seconds 5"
 PACED = f"{SMALL} --device paced --flops 1e9"
 MAP = "2:40Mbit/s,10ms:20Mbit/s,20ms"
 

@@ -86,7 +86,9 @@ def test_every_case_has_all_contenders_and_right_results(measured: Path) -> None
 
 
 def test_rounded_weights_are_measured_beside_exact_ones(tmp_path: Path) -> None:
-    done = bench(tmp_path, WEIGHTS="rounded", PASSES="forward", MASKS="full", SIZES="512")
+    done = bench(
+        tmp_path, WEIGHTS="rounded", PASSES="forward", MASKS="full", PARTS="single", SIZES="512"
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {(row["dtype"], row["contender"]): row for row in rows_of(tmp_path)}

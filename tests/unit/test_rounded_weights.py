@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ringmpi.devices import device_facts, native
 from ringmpi.errors import ConfigError
-from ringmpi.softmax import SIGNIFICANT_DIGITS, check_weights
+from ringmpi.softmax import SIGNIFICANT_DIGITS, WEIGHTS, check_weights
 
 from .attending import KINDS, Backward, Case, HostDevice, attend, cut, native_device, striped
 from .matrix_units import matrix_library
@@ -142,6 +142,17 @@ def test_neither_threads_nor_slices_change_a_bit(unit: str, monkeypatch: pytest.
         found.add((*(a.tobytes() for a in (out, lse, *gradients)), str(tallies), str(more)))
 
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_leaves_alone_what_is_not_narrower_than_the_state(kind: str, dtype: str) -> None:
+    case = Case(tokens=40, dtype=dtype)
+    backward = Backward.of(case)
+
+    found = [backward.run(device_of(kind, case, weights), cut(40))[0] for weights in WEIGHTS]
+
+    assert [a.tobytes() for a in found[0]] == [a.tobytes() for a in found[1]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
