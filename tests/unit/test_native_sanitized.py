@@ -18,8 +18,8 @@ from ringmpi.errors import MissingCapabilityError
 
 from .matrix_units import emulation_flags
 
-FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-RACE_FLAGS = ("-fsanitize=thread", "-g", "-O1")
+FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", "-O1")
+RACE_FLAGS = ("-fsanitize=thread", "-g1", "-O1")
 
 #: What the compiler is told to leave out, for vectors of other widths than this machine's widest.
 VECTORS: dict[str, tuple[str, ...]] = {"all that this machine has": ()}
