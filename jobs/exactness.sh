@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Errors against the reference over rank counts, for every dtype and layout, with the single-pass error beside them.
-# About 9 minutes on 2 cores; resumes when it is started again.
+# About 5 minutes on 2 cores; resumes when it is started again.
 #
 # Usage:  bash jobs/exactness.sh      RANKS=1,2,3,4,5,8 SEQ_LEN=1000; writes results/exactness.csv
 set -euo pipefail

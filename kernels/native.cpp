@@ -115,7 +115,7 @@ const char *ringmpi_instruction_set() {
 #endif
 }
 
-// Whether weights that may be rounded to bfloat16 are, without the matrix unit, which always does so.
+// Whether vectors multiply pairs of bfloat16 numbers, so that weights that may be rounded are, also without the matrix unit.
 int32_t ringmpi_has_dot_products() { return RINGMPI_DOT_PRODUCTS; }
 
 int32_t ringmpi_has_matrix_unit() { return ringmpi::matrix_unit_works(); }

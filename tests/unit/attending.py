@@ -21,6 +21,7 @@ from ringmpi.devices import (
     native,
 )
 from ringmpi.devices.build import compiler_command
+from ringmpi.devices.native import library
 from ringmpi.errors import MissingCapabilityError
 from ringmpi.mask import Mask
 from ringmpi.softmax import State, state_dtype
@@ -99,20 +100,19 @@ def native_device(
     case: Case, threads: int = 1, matrix_unit: str = "off", weights: str = "exact"
 ) -> NativeDevice:
     """Return a native device for a problem; a matrix unit that this CPU lacks is emulated."""
-    given = (case.mask, case.scale, threads, matrix_unit, weights)
-    if matrix_unit == "off":
-        return NativeDevice(*given)
-    with patch.object(native._Here, "library", matrix_library()):
-        return NativeDevice(*given)
+    return _native(case.mask, case.scale, weights, threads, matrix_unit)
 
 
-def _native(mask: Mask, scale: float, weights: str = "exact") -> HostDevice:
-    return NativeDevice(mask, scale, matrix_unit="off", weights=weights)
+def _native(
+    mask: Mask, scale: float, weights: str = "exact", threads: int = 1, matrix_unit: str = "off"
+) -> NativeDevice:
+    found = library() if matrix_unit == "off" else matrix_library()
+    with patch.object(native._Here, "library", found):
+        return NativeDevice(mask, scale, threads, matrix_unit, weights)
 
 
 def _native_with_matrix_unit(mask: Mask, scale: float, weights: str = "exact") -> HostDevice:
-    with patch.object(native._Here, "library", matrix_library()):
-        return NativeDevice(mask, scale, matrix_unit="on", weights=weights)
+    return _native(mask, scale, weights, matrix_unit="on")
 
 
 def natives() -> dict[str, Callable[..., HostDevice]]:

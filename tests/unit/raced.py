@@ -28,7 +28,7 @@ GRIDS = (
 DTYPES = ("float64", "bfloat16")
 
 #: The matrix unit, and weights.
-WAYS = (("off", "exact"), ("off", "rounded"), ("on", "rounded"))
+WAYS = (("off", "exact"), ("off", "rounded"), ("on", "exact"), ("on", "rounded"))
 
 
 def main() -> None:
